@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import apache_beam
 import pytest
 
 import luminosity
+from tests.own_environment import interpreter_with
 
 SCRIPT = Path(__file__).with_name("beside_beam.py")
 SOURCES = Path(luminosity.__file__).parents[1]
@@ -24,16 +24,7 @@ PACKAGES = [
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the libraries, which slow down every start of Beam. ``DATAFLOW_VENV`` names a folder that has them."""
-    folder = Path(os.environ.get("DATAFLOW_VENV") or tmp_path_factory.mktemp("dataflow") / "venv")
-    interpreter = folder / "bin" / "python"
-    if not interpreter.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
-        done = subprocess.run(
-            [interpreter, "-m", "pip", "install", "-qq", *PACKAGES], capture_output=True, text=True, timeout=1_200
-        )
-        if done.returncode:
-            pytest.skip(f"the libraries of Google Cloud can't be installed here: {done.stderr[-500:]}")
-    return interpreter
+    return interpreter_with(PACKAGES, "DATAFLOW_VENV", tmp_path_factory.mktemp("dataflow"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted
 from luminosity.cli.output import json_text
-from luminosity.cli.run import is_yaml, problem, run_script
+from luminosity.cli.run import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ def plan(words: list[str]) -> int:
     """Plan the pipelines of the script that ``words`` names; return the exit code."""
     parser = argparse.ArgumentParser(prog="lum plan", add_help=False, allow_abbrev=False)
     _add_options(parser)
-    cut = words.index("--") if "--" in words else len(words)
-    own, rest = parser.parse_known_args(words[:cut])
-    script, *options = [*rest, *words[cut + 1 :]] or [""]
+    own, rest = own_options(parser, words)
+    script, *options = rest or [""]
     if wrong := problem(script):
         return fail("plan", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
     if own.dot == own.svg == "-":

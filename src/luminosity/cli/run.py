@@ -14,7 +14,7 @@ from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.lean_beam import import_beam
 
-__all__ = ["add_to", "is_yaml", "problem", "run", "run_script"]
+__all__ = ["add_to", "is_yaml", "own_options", "problem", "run", "run_script"]
 
 _RUNNER = "luminosity.LuminosityRunner"
 
@@ -128,6 +128,13 @@ def run_script(script: str, options: list[str]) -> None:
 def is_yaml(script: str) -> bool:
     """Return whether a file's name says that it is a pipeline in YAML."""
     return script.lower().endswith((".yaml", ".yml"))
+
+
+def own_options(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return a command's own options among ``words``, and the other words. All that follows ``--`` is the script's."""
+    cut = words.index("--") if "--" in words else len(words)
+    own, rest = parser.parse_known_args(words[:cut])
+    return own, [*rest, *words[cut + 1 :]]
 
 
 def problem(script: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import apache_beam
 import pytest
 
 import luminosity
+from tests.own_environment import interpreter_with
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "bigquery.py"
 SOURCES = Path(luminosity.__file__).parents[1]
@@ -28,16 +28,7 @@ PACKAGES = [
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the emulators, whose packages conflict with ours. ``BIGQUERY_VENV`` names a folder that has them."""
-    folder = Path(os.environ.get("BIGQUERY_VENV") or tmp_path_factory.mktemp("bigquery") / "venv")
-    interpreter = folder / "bin" / "python"
-    if not interpreter.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=120)
-        done = subprocess.run(
-            [interpreter, "-m", "pip", "install", "-qq", *PACKAGES], capture_output=True, text=True, timeout=1_200
-        )
-        if done.returncode:
-            pytest.skip(f"the emulator can't be installed here: {done.stderr[-500:]}")
-    return interpreter
+    return interpreter_with(PACKAGES, "BIGQUERY_VENV", tmp_path_factory.mktemp("bigquery"))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted
-from luminosity.cli.run import is_yaml, problem, run_script
+from luminosity.cli.run import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ def export(words: list[str]) -> int:
     """Describe the pipeline of the script that ``words`` names, and check it; return the exit code."""
     parser = argparse.ArgumentParser(prog="lum export", add_help=False, allow_abbrev=False)
     _add_options(parser)
-    cut = words.index("--") if "--" in words else len(words)
-    own, rest = parser.parse_known_args(words[:cut])
-    engine, script, *options = [*rest, *words[cut + 1 :], "", ""][: max(2, len(rest) + len(words[cut + 1 :]))]
+    own, rest = own_options(parser, words)
+    engine, script, *options = [*rest, *[""] * (2 - len(rest))]
     if engine != _DATAFLOW:
         found = f"found {engine!r}" if engine else "found no engine"
         return fail("export", f"{found}, expected {_DATAFLOW}, then PIPELINE.py and options", WRONG_USE)

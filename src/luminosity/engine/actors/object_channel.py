@@ -174,18 +174,15 @@ class ObjectChannel(_ClusterChannel):
         expected_inputs: Collection[str | tuple[str, str]],
         abort_callback: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
-        """Yield the blocks of a bundle's input."""
+        """Yield the blocks of a bundle's input, and let go of their objects at its end."""
         try:
-            for element in super(BlockChannel, self).input_elements(instruction_id, expected_inputs, abort_callback):
-                if isinstance(element, beam_fn_api_pb2.Elements.Data):
-                    element = beam_fn_api_pb2.Elements.Data(
-                        instruction_id=instruction_id,
-                        transform_id=element.transform_id,
-                        data=self.fed.read(instruction_id, element.data, abort_callback),
-                    )
-                yield element
+            yield from super().input_elements(instruction_id, expected_inputs, abort_callback)
         finally:
             self.fed.end(instruction_id)
+
+    def read(self, instruction_id: str, message: bytes, is_given_up: Callable[[], bool] | None) -> bytes:
+        """Return the encoded elements of a message of a bundle."""
+        return self.fed.read(instruction_id, message, is_given_up)
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""

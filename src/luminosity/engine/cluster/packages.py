@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -100,16 +101,7 @@ def _build(setup_file: str, scratch: str) -> str:
     command = [sys.executable, setup_file, "-q", "build", f"--build-base={scratch}/build"]
     command += ["egg_info", f"--egg-base={built}", "bdist_wheel", f"--bdist-dir={scratch}/wheel", f"--dist-dir={built}"]
     try:
-        done = subprocess.run(
-            command,
-            cwd=os.path.dirname(setup_file),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_BUILD_TIMEOUT_S,
-        )
+        done = _run(command, _BUILD_TIMEOUT_S, cwd=os.path.dirname(setup_file))
     except subprocess.TimeoutExpired as error:
         raise OptionError(f"--setup_file={setup_file}: no package after {_BUILD_TIMEOUT_S:.0f} s") from error
     wheels = glob.glob(os.path.join(built, "*.whl"))
@@ -136,19 +128,24 @@ def _lines(path: str, above: tuple[str, ...]) -> Iterator[str]:
             yield from _lines(os.path.abspath(inner), (*above, path))
 
 
+def _run(command: list[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command, with what it prints in one text. Raises ``TimeoutExpired`` if it takes too long."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        **more,
+    )
+
+
 def _run_pip(command: list[str]) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=INSTALL_TIMEOUT_S,
-            env=variables,
-        )
+        done = _run(command, INSTALL_TIMEOUT_S, env=variables)
     except subprocess.TimeoutExpired as error:
         raise WorkerStartFailed(f"pip on {socket.gethostname()} took over {INSTALL_TIMEOUT_S:.0f} s") from error
     if done.returncode:

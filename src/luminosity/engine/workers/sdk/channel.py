@@ -166,8 +166,8 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
     writer: BlockWriter
 
-    def read(self, message: bytes) -> bytes:
-        """Return the encoded elements of a message."""
+    def read(self, instruction_id: str, message: bytes, is_given_up: Callable[[], bool] | None) -> bytes:
+        """Return the encoded elements of a message of a bundle, which ``is_given_up`` may end early."""
         return wire.read(message)
 
     def input_elements(
@@ -182,7 +182,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
                 element = beam_fn_api_pb2.Elements.Data(
                     instruction_id=element.instruction_id,
                     transform_id=element.transform_id,
-                    data=self.read(element.data),
+                    data=self.read(instruction_id, element.data, abort_callback),
                 )
             yield element
 
