@@ -16,9 +16,8 @@ from typing import Any
 
 import _measure
 import psutil
-from apache_beam.options.pipeline_options import PipelineOptions
 
-__all__ = ["CpuMeter", "FakeNode", "RayCluster", "address", "connect", "main", "options", "read_parquet", "tell"]
+__all__ = ["CpuMeter", "FakeNode", "RayCluster", "address", "connect", "main", "tell"]
 
 # Environment variables for the processes of the sides: the head's address, and the ids of the cluster's daemons.
 _ADDRESS = "LUMINOSITY_BENCHMARK_RAY"
@@ -150,17 +149,6 @@ def address() -> str:
     return os.environ[_ADDRESS]
 
 
-def options() -> PipelineOptions:
-    """Return the options of a run on the cluster. Call it before you make the runner.
-
-    The flags go to the command line, too, where ``lum run`` finds them: then the runner does not start processes for
-    workers on this machine while the pipeline is built.
-    """
-    flags = ["--progress=off", f"--ray_address={address()}"]
-    sys.argv += flags
-    return PipelineOptions(flags)
-
-
 class CpuMeter:
     """Sums up the CPU time of this process, the cluster's daemons and all that they start, while the context lasts.
 
@@ -195,7 +183,7 @@ class CpuMeter:
             self._look()
 
     def _look(self) -> None:
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        processes = [psutil.Process()]
         for pid in os.environ[_DAEMONS].split():
             with contextlib.suppress(psutil.NoSuchProcess):
                 processes += [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
@@ -217,13 +205,3 @@ def connect() -> Any:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     return ray.data
-
-
-def read_parquet(data: Any, folder: Path, blocks: int) -> Any:
-    """Return a table as a data set of Ray Data with this number of blocks.
-
-    Ray 2.60 has two readers of Parquet. The second one, its default, packs row groups into blocks of 128 MB and ignores
-    ``override_num_blocks``: a smaller table would be one block, and one worker would do all the work.
-    """
-    data.DataContext.get_current().use_datasource_v2 = False
-    return data.read_parquet(str(folder), override_num_blocks=blocks)

@@ -35,7 +35,7 @@ _WORKER_EVERY_S = 1.0
 _NODE_EVERY_S = 10.0
 _LONGEST_S = 600.0  # for one side
 _LOOK_S = 0.05  # between two looks whether it is time to kill
-_WORKER = "ray::WorkerActor"  # how the process of a worker is named
+_FORK_SERVER = "luminosity.engine.workers.forkserver"  # what the command of a fork server, and of its workers, contains
 
 
 def work(x: int) -> int:
@@ -84,11 +84,11 @@ class Kills:
     lacks_node: bool = False
     failed_starts: int = 0  # of nodes, by Ray itself: on a busy machine it gives up after 30 s
 
-    def step(self) -> None:
-        """Kill what it is time for. Call it often."""
+    def step(self, driver: int) -> None:
+        """Kill what it is time for. Call it often, with the driver's process id."""
         now = time.monotonic()
         if not self.began_at:
-            if workers(self.cluster):
+            if workers(self.cluster, driver):
                 self.began_at = now
                 self.next_worker, self.next_node = now + _WORKER_EVERY_S, now + _NODE_EVERY_S
         elif now < self.began_at + self.seconds:
@@ -102,7 +102,7 @@ class Kills:
                 self.lacks_node = True
             elif self.lacks_node:
                 self._replace()
-            elif now >= self.next_worker and (found := workers(self.cluster)):
+            elif now >= self.next_worker and (found := workers(self.cluster, driver)):
                 self.next_worker = max(self.next_worker + _WORKER_EVERY_S, now)
                 process, node_id = self.chance.choice(found)
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -118,17 +118,24 @@ class Kills:
             print(f"a node did not start: {error}", file=sys.stderr)
 
 
-def workers(cluster: _ray_cluster.RayCluster) -> list[tuple[psutil.Process, str]]:
-    """Return the processes of workers, each with the id of its node."""
+def workers(cluster: _ray_cluster.RayCluster, driver: int) -> list[tuple[psutil.Process, str]]:
+    """Return the processes of workers, each with the id of its node. Those of the head belong to the driver."""
     found: list[tuple[psutil.Process, str]] = []
-    for node in cluster.nodes:
-        raylet = node.all_processes["raylet"][0].process.pid
+    for number, node in enumerate(cluster.nodes):
+        root = node.all_processes["raylet"][0].process.pid if number else driver
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(raylet).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if "".join(child.cmdline()).startswith(_WORKER):
-                        found.append((child, node.node_id))
+            servers = [each for each in psutil.Process(root).children(recursive=True) if _is_forked(each)]
+            ids = {each.pid for each in servers}
+            found += [(each, node.node_id) for each in servers if each.ppid() in ids]
     return found
+
+
+def _is_forked(process: psutil.Process) -> bool:
+    """Return whether a process is a fork server or one of its workers."""
+    try:
+        return _FORK_SERVER in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def measured(folder: Path, elements: int, kills: Kills | None = None) -> dict[str, Any]:
@@ -144,7 +151,7 @@ def measured(folder: Path, elements: int, kills: Kills | None = None) -> dict[st
             if time.monotonic() > ends_at:
                 sys.exit(f"FAILED: the job has not ended after {_LONGEST_S:.0f} s")
             if kills is not None:
-                kills.step()
+                kills.step(driver.pid)
             time.sleep(_LOOK_S)
     finally:
         driver.kill()

@@ -35,23 +35,20 @@ def fork_servers_of(pid: int) -> list[psutil.Process]:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The worker processes that live on behalf of process `pid`: the children of its fork servers, or its actors."""
-    if IS_CLUSTER and pid == os.getpid():
-        return _actors()
-    return [worker for server in fork_servers_of(pid) for worker in _children(server.pid)]
+    """The worker processes that live on behalf of process `pid`: the children of its fork servers and its agents'."""
+    owners = [pid, *(_agents() if IS_CLUSTER and pid == os.getpid() else ())]
+    return [worker for owner in owners for server in fork_servers_of(owner) for worker in _children(server.pid)]
 
 
-def _actors() -> list[psutil.Process]:
-    """The workers of this process's runs on a cluster, whose nodes are all on this machine."""
+def _agents() -> list[int]:
+    """The agents of this process's runs on a cluster, whose nodes are all on this machine."""
     import ray
     from ray._private import state
 
-    found: list[psutil.Process] = []
-    for actor in state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values():
-        if actor["ActorClassName"] == "WorkerActor" and actor["State"] != "DEAD" and actor["Pid"]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(actor["Pid"]))
-    return [process for process in found if _is_alive(process)]
+    if not ray.is_initialized():
+        return []
+    actors = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values()
+    return [each["Pid"] for each in actors if each["ActorClassName"] == "NodeAgent" and each["State"] == "ALIVE"]
 
 
 def files_of_luminosity(*folders: str | Path) -> set[str]:

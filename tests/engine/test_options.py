@@ -184,5 +184,6 @@ def test_packages_are_brought_to_a_ray_cluster(caplog: pytest.LogCaptureFixture)
         config("--ray_address=auto", "--setup_file=./setup.py", "--requirements_file=r.txt", "--machine_type=n1")
     (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("luminosity")]
     assert warning == (
-        "--machine_type: no effect here. Workers are Ray actors; --cpu_workers and --accelerators set their number."
+        "--machine_type: no effect here. Workers run on the nodes of a cluster; --cpu_workers and --accelerators "
+        "set their number."
     )

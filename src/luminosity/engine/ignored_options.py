@@ -59,8 +59,8 @@ _FOR_CLUSTERS = (
 
 _IN_THIS_PYTHON = "Workers run in this Python environment and use the packages installed in it."
 _PROCESSES = "Workers are processes of this machine; --cpu_workers sets their number."
-_ON_RAY = "Workers are Ray actors; --requirements_file and --setup_file bring packages to them."
-_ACTORS = "Workers are Ray actors; --cpu_workers and --accelerators set their number."
+_ON_RAY = "Workers run on the nodes of a cluster; --requirements_file and --setup_file bring packages to them."
+_ON_NODES = "Workers run on the nodes of a cluster; --cpu_workers and --accelerators set their number."
 
 
 def warn_of_ignored(options: PipelineOptions, *, is_cluster: bool) -> None:
@@ -79,7 +79,7 @@ def warn_of_ignored(options: PipelineOptions, *, is_cluster: bool) -> None:
     if packages or cluster:
         reasons = [
             *([_ON_RAY if is_cluster else _IN_THIS_PYTHON] if packages else []),
-            *([_ACTORS if is_cluster else _PROCESSES] if cluster else []),
+            *([_ON_NODES if is_cluster else _PROCESSES] if cluster else []),
         ]
         names = ", ".join(f"--{name}" for name in (*packages, *cluster))
         _LOGGER.warning("%s: no effect here. %s", names, " ".join(reasons))

@@ -150,8 +150,8 @@ def _ray_address(ours: LuminosityOptions) -> str | None:
         )
     if ours.worker_start != "auto":
         raise OptionError(
-            f"--worker_start={ours.worker_start} and --ray_address: expected only one of them, since Ray starts the "
-            "workers of a cluster",
+            f"--worker_start={ours.worker_start} and --ray_address: expected only one of them, since the "
+            "agents of nodes start the workers of a cluster",
             fix="leave out --worker_start",
         )
     if ours.when_busy != "share":

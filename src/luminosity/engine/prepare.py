@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -96,26 +95,16 @@ def _connect(
                 fix="leave the hint python_environment out, or run without --ray_address",
             )
     setup = options.view_as(SetupOptions)
-    extra: list[str] = setup.extra_packages or []
-    given = {
-        "setup_file": setup.setup_file,
-        "requirements_file": setup.requirements_file,
-        "extra_package": " ".join(extra),
-    }
-    packages = {f"--{name}": str(value) for name, value in given.items() if value}
-    with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
-
-        def runtime_env() -> dict[str, Any]:
-            if is_dry:
-                return {}
-            return shipping.runtime_env(
-                scratch,
-                setup_file=setup.setup_file,
-                requirements_file=setup.requirements_file,
-                extra_packages=extra,
-            )
-
-        return connect(config.ray_address, runtime_env, packages=packages, accelerators=config.accelerators)
+    sent = b""
+    if not is_dry:  # before the connection, since what the user has given may be wrong
+        sent = shipping.pack(
+            setup_file=setup.setup_file,
+            requirements_file=setup.requirements_file,
+            extra_packages=setup.extra_packages or [],
+        )
+    session = connect(config.ray_address, config.accelerators)
+    session.sent = sent
+    return session
 
 
 def _prepare(

@@ -14,10 +14,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.transforms.window import BoundedWindow
 
-from luminosity.engine.actors import shared_folder
-from luminosity.engine.actors.launcher import ActorLauncher
-from luminosity.engine.actors.node_folder import start_cleaner
-from luminosity.engine.actors.server import ActorServer
+from luminosity.engine.cluster import shared_folder, shipping
 from luminosity.engine.cluster.nodes import nodes
 from luminosity.engine.cluster.session import Session
 from luminosity.engine.data.blocks import BlockStore
@@ -44,6 +41,10 @@ from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.node_agent.agent import RunOnNodes
+from luminosity.engine.node_agent.node_folder import start_cleaner
+from luminosity.engine.node_workers.launcher import NodeLauncher
+from luminosity.engine.node_workers.server import NodeServer
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
@@ -70,8 +71,8 @@ def set_up(
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
-    ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers are actors of
-    the cluster that it is connected to.
+    ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers run on the
+    nodes of the cluster that it is connected to.
     """
     codecs = Codecs(graph)
     if any(side_input.is_unbounded for stage in graph.stages for side_input in stage.side_inputs):
@@ -117,7 +118,7 @@ def set_up(
         pickle_library = str(config.worker_options.get("pickle_library", "default"))
         saver = Saver(config.save_failed, graph, state, buffers, folders.main_classes, pickle_library)
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
-    actors: ActorLauncher | None = None
+    on_nodes: NodeLauncher | None = None
     if config.debug:
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
@@ -125,8 +126,8 @@ def set_up(
         _save_models_to_load(graph, assignments, pools, folders)
         # The server comes last, because it must be stopped if anything after it fails.
         if session is not None:
-            server, actors = _actors(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
-            process_launcher = actors
+            server, on_nodes = _on_nodes(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
+            process_launcher = on_nodes
         else:
             environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
             process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
@@ -154,11 +155,11 @@ def set_up(
         test_streams=test_streams,
         queue_limit=limit,
         checkpoint=hook,
-        cluster=actors,
+        cluster=on_nodes,
     )
 
 
-def _actors(
+def _on_nodes(
     graph: Graph,
     pools: dict[int, PoolRun],
     folders: RunFolders,
@@ -167,8 +168,8 @@ def _actors(
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
     checkpoint: Checkpoint | None,
     session: Session,
-) -> tuple[WorkerServer, ActorLauncher]:
-    """Return the server and the launcher of workers that are actors. The folders' address becomes the server's."""
+) -> tuple[WorkerServer, NodeLauncher]:
+    """Return the server and the launcher of workers on nodes. The folders' address becomes the server's."""
     security = RunSecurity.create()
     paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
     files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
@@ -180,19 +181,25 @@ def _actors(
         shared_folder.check_nodes(marker, found)
     inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
     folders.url = inner.url
-    actors = ActorLauncher(
+    run = RunOnNodes(
         run_id=secrets.token_hex(6),
+        files=files,
+        versions=shipping.versions(),
+        marker=marker,
+        preload=modules_to_preload(),
+    )
+    workers = NodeLauncher(
+        run,
+        session.sent,
         url=inner.url,
         security=security,
-        files=files,
         driver_node=session.node_id,
         first_nodes=[node.id for node in found if node.cores],
-        read_by_driver=_read_by_driver(graph),
-        marker=marker,
+        read_by_driver=sorted(_read_by_driver(graph)),
     )
-    blocks.find_remote = actors.objects.find
+    blocks.find_remote = workers.objects.find
     blocks.sends_files = checkpoint is not None  # whose folder all nodes see
-    return ActorServer(inner, actors), actors
+    return NodeServer(inner, workers), workers
 
 
 def _read_by_driver(graph: Graph) -> frozenset[str]:

@@ -130,20 +130,18 @@ def test_a_connection_to_three_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _sessions_share_one_connection(cluster: FakeCluster, ray: Any) -> None:
-    first = connect(cluster.address, packages={"--setup_file": "a.py"})
+    first = connect(cluster.address)
     found = {(node.cores, node.accelerators, node.accelerator_type, node.is_driver) for node in nodes()}
     assert found == {(2.0, 0.0, "", True), (1.0, 0.0, "", False), (1.0, 2.0, "T4", False)}
     assert all(node.object_store_bytes == 100_000_000 and node.ram_bytes > 0 for node in nodes())
     others: list[session.Session] = []
-    thread = threading.Thread(target=lambda: others.append(connect("auto", packages={"--setup_file": "a.py"})))
+    thread = threading.Thread(target=lambda: others.append(connect("auto")))
     thread.start()
     thread.join(_PATIENCE_S)
     (second,) = others
     assert (second.address, second.namespace) == (first.address, first.namespace)
     with pytest.raises(OptionError, match=r"found another run of this process on a cluster at "):
-        connect("10.0.0.1:6379", packages={"--setup_file": "a.py"})
-    with pytest.raises(OptionError, match=r"no packages: found another run of this process with --setup_file=a.py"):
-        connect("auto")
+        connect("10.0.0.1:6379")
     first.close()
     first.close()
     assert ray.is_initialized()
@@ -155,11 +153,9 @@ def _the_connection_of_the_script_is_used(cluster: FakeCluster, ray: Any) -> Non
     ray.init(cluster.address, log_to_driver=False)
     try:
         with connect("auto") as found:
-            assert found.is_the_scripts
+            assert not found.is_local
         with pytest.raises(OptionError, match=r"--ray_address=local: found that this script is connected to Ray"):
             connect("local")
-        with pytest.raises(OptionError, match=r"--setup_file=a.py: found that this script is connected to Ray"):
-            connect(cluster.address, packages={"--setup_file": "a.py"})
         assert ray.is_initialized()
     finally:
         ray.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,23 +105,17 @@ def test_modules_from_elsewhere_are_sent_too_but_not_those_that_nodes_have(
 def test_a_worker_finds_what_the_driver_has_packed(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "scripts"]))
-    first, again, copy = tmp_path / "first", tmp_path / "again", tmp_path / "copy"
-    for folder in (first, again):
-        folder.mkdir()
-    environment = shipping.runtime_env(str(first))
-    assert environment["env_vars"] == {"PYTHONPATH": str(project / "scripts")}
+    copy = tmp_path / "copy"
+    os.chmod(project / "scripts" / "run.py", 0o755)
+    packed = shipping.pack()
     os.utime(project / "pyproject.toml", (0, 0))
-    packed_again = Path(shipping.runtime_env(str(again))["working_dir"])
-    assert Path(environment["working_dir"]).read_bytes() == packed_again.read_bytes()
-    with zipfile.ZipFile(environment["working_dir"]) as archive:
-        archive.extractall(copy)
-    monkeypatch.chdir(copy)
-    monkeypatch.setenv(SENT_FOLDER_VARIABLE, "")
-    shipped = shipping.shipped([str(tmp_path / "installed")])
-    assert shipped.working_folder == str(copy / "work")
-    assert shipped.import_path[0] == str(copy / "work" / "scripts")
-    assert str(tmp_path / "installed") in shipped.import_path
+    assert packed == shipping.pack()
+    sent = replace(shipping.unpack(packed, str(copy)), installed=str(tmp_path / "installed"))
+    assert sent.working_folder == str(copy / "work")
+    assert sent.import_path[0] == str(copy / "work" / "scripts")
+    assert sent.import_path[-1] == str(tmp_path / "installed")
+    assert os.access(copy / "work" / "scripts" / "run.py", os.X_OK)
+    monkeypatch.setenv(SENT_FOLDER_VARIABLE, sent.variables[SENT_FOLDER_VARIABLE])
 
     model = project / "models" / "encoder.bin"
     assert local_copy(str(model)) == str(model)  # this node sees the driver's disk
@@ -129,11 +123,6 @@ def test_a_worker_finds_what_the_driver_has_packed(
     assert local_copy(str(model)) == local_copy(f"file://{model}") == str(copy / "work" / "models" / "encoder.bin")
     assert local_copy(str(tmp_path / "other.bin")) == str(tmp_path / "other.bin")
     assert local_copy("models/encoder.bin") == "models/encoder.bin"
-
-
-def test_without_a_sent_copy_a_worker_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert shipping.shipped() == shipping.Shipped(str(tmp_path), list(dict.fromkeys(sys.path)))
 
 
 def test_a_node_with_other_versions_is_named() -> None:

@@ -9,7 +9,7 @@ from luminosity.engine.resources.nodes import Node
 from luminosity.errors import MissingExtra
 from luminosity.extras import require
 
-__all__ = ["is_alive", "known_types", "leaving", "near", "node_of", "nodes"]
+__all__ = ["is_alive", "known_types", "leaving", "node_of", "nodes"]
 
 _TYPE = "accelerator_type:"  # a resource of nodes with an accelerator; the type follows
 _KINDS = {"GPU": "gpu", "TPU": "tpu"}  # Ray's resources that are accelerators, with our names
@@ -68,13 +68,3 @@ def known_types() -> tuple[str, ...]:
     constants: Mapping[str, Any] = vars(require("ray.util.accelerators.accelerators", "ray"))
     values = (value for name, value in constants.items() if not name.startswith("_"))
     return tuple(sorted({value for value in values if isinstance(value, str)}))
-
-
-def near(node_id: str) -> Any:
-    """Return the strategy that places an actor on a node while there is room, and else on any other.
-
-    The plan has found room for all workers. If Ray spread them at will, small ones could take the last node on which a
-    large one fits, and the pool of the large one would never start.
-    """
-    strategies = require("ray.util.scheduling_strategies", "ray")
-    return strategies.NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
 from luminosity.core import usable_cores
@@ -44,6 +44,7 @@ class Session:
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self._is_open = True
+        self.sent = b""  # the archive of what the nodes need of this run: see shipping.py
         connection.sessions += 1
 
     @property
@@ -71,11 +72,6 @@ class Session:
         """Whether this process has started the cluster, which ends with the last session."""
         return self._connection.folder is not None
 
-    @property
-    def is_the_scripts(self) -> bool:
-        """Whether the user's script has made the connection, with a ``runtime_env`` of its own."""
-        return not self._connection.is_ours
-
     def close(self) -> None:
         """End the use of the connection; disconnect if no other run of this process uses it. Blocks for that long."""
         with _lock:
@@ -93,10 +89,9 @@ class Session:
 class _Connection:
     """A connection, with the number of sessions that use it."""
 
-    def __init__(self, asked: str, packages: Mapping[str, str], is_ours: bool, folder: _Folder | None) -> None:
+    def __init__(self, asked: str, is_ours: bool, folder: _Folder | None) -> None:
         context = require("ray", "ray").get_runtime_context()
         self.asked = asked
-        self.packages = dict(packages)
         self.is_ours = is_ours
         self.folder = folder
         self.address: str = context.gcs_address
@@ -131,25 +126,15 @@ class _Folder:
         os.close(self._lock)
 
 
-def connect(
-    address: str,
-    runtime_env: Callable[[], Mapping[str, Any]] = dict[str, Any],
-    *,
-    packages: Mapping[str, str] | None = None,
-    accelerators: int | None = None,
-) -> Session:
+def connect(address: str, accelerators: int | None = None) -> Session:
     """Connect this process to the Ray cluster at ``address``: ``auto``, ``local`` or HOST:PORT.
 
     ``local`` starts a Ray on this machine, with ``accelerators`` if they are given. If the process is connected
     already, by another run or by the user's script, the session shares that connection.
 
-    ``runtime_env`` is called if a new connection is made; what it returns says what the nodes need. ``packages`` are
-    the options about it that the user has given, with their values: a connection is only shared with the same ones.
-
     Raises :class:`OptionError` if there is no such cluster, if this process can't join it, or if the process is
     connected to another one, and :class:`MissingExtra` if Ray is not installed.
     """
-    packages = packages or {}
     global _connection
     _set_environment(address)
     ray = require("ray", "ray")
@@ -157,10 +142,10 @@ def connect(
         if _connection is not None and not ray.is_initialized():
             _connection = None  # the script has shut Ray down; the runs that used it fail on their own
         if _connection is not None:
-            return _shared(_connection, address, packages)
+            return _shared(_connection, address)
         if ray.is_initialized():
-            return _of_the_script(ray, address, packages)
-        _connection = _open(ray, address, runtime_env(), packages, accelerators)
+            return _of_the_script(ray, address)
+        _connection = _open(ray, address, accelerators)
         return Session(_connection)
 
 
@@ -176,7 +161,7 @@ def _set_environment(address: str) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def _shared(connection: _Connection, address: str, packages: Mapping[str, str]) -> Session:
+def _shared(connection: _Connection, address: str) -> Session:
     """Return a session of the connection that another run of this process has made."""
     if address != connection.asked and (address == "local" or not is_at(address, connection.address)):
         raise OptionError(
@@ -184,20 +169,10 @@ def _shared(connection: _Connection, address: str, packages: Mapping[str, str]) 
             "expected the same cluster, since a process can have only one",
             fix="wait for the other run with wait_until_finish(), or run this pipeline in a process of its own",
         )
-    if dict(packages) != connection.packages:
-        raise OptionError(
-            f"{_told(packages)}: found another run of this process with {_told(connection.packages)}, expected the "
-            "same packages, since a process can have only one connection to Ray",
-            fix="wait for the other run with wait_until_finish(), or run this pipeline in a process of its own",
-        )
     return Session(connection)
 
 
-def _told(packages: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in packages.items()) or "no packages"
-
-
-def _of_the_script(ray: Any, address: str, packages: Mapping[str, str]) -> Session:
+def _of_the_script(ray: Any, address: str) -> Session:
     """Return a session of the connection that the user's script has made."""
     if ray.util.client.ray.is_connected():
         check_ray_address("ray.init in this script", "ray://")
@@ -208,22 +183,10 @@ def _of_the_script(ray: Any, address: str, packages: Mapping[str, str]) -> Sessi
             "the same cluster, since a process can have only one",
             fix="pass --ray_address=auto to use that connection, or leave out ray.init",
         )
-    if packages:
-        raise OptionError(
-            f"{_told(packages)}: found that this script is connected to Ray with ray.init, which decides on the "
-            "packages of workers, expected one of both",
-            fix="pass the packages to ray.init as runtime_env, or leave out ray.init",
-        )
-    return Session(_Connection(address, {}, is_ours=False, folder=None))
+    return Session(_Connection(address, is_ours=False, folder=None))
 
 
-def _open(
-    ray: Any,
-    address: str,
-    runtime_env: Mapping[str, Any],
-    packages: Mapping[str, str],
-    accelerators: int | None,
-) -> _Connection:
+def _open(ray: Any, address: str, accelerators: int | None) -> _Connection:
     asked = address
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS", "")):
         address = check_ray_address(f"RAY_ADDRESS={named}", named)
@@ -243,12 +206,11 @@ def _open(
             ray.init(
                 **options,
                 namespace=f"luminosity-{secrets.token_hex(8)}",
-                runtime_env=dict(runtime_env) or None,
                 log_to_driver=False,  # workers send what they print and log themselves
                 logging_level=logging.ERROR,  # warnings of ray.init are about what this module decides
             )
         logging.getLogger("ray").setLevel(logging.WARNING)
-        return _Connection(asked, packages, is_ours=True, folder=folder)
+        return _Connection(asked, is_ours=True, folder=folder)
     except BaseException as error:
         ray.shutdown()
         if folder is not None:

@@ -1,10 +1,10 @@
 """Sends the user's code and files to the nodes of a cluster, and checks what is installed there.
 
 The driver packs a copy of the working folder, of the user's own modules and of packages to install into one archive,
-which Ray unpacks once on each node. Luminosity and Beam are not sent: the nodes have them installed.
+which the agent of each node unpacks in the run's folder. Luminosity and Beam are not sent: the nodes have them
+installed.
 
-The copy has this layout. Nothing in it can be imported before :func:`shipped` is called, so that a file of the user's
-with the name of a library does not disturb Ray itself:
+The copy has this layout:
 
     work/           the working folder
     modules/N/      modules that the driver has imported from elsewhere
@@ -15,12 +15,13 @@ with the name of a library does not disturb Ray itself:
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import json
 import logging
 import os
 import platform
 import socket
-import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,44 +31,43 @@ from luminosity.engine.cluster import packages
 from luminosity.engine.cluster.working_folder import WORK, choose
 from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
-__all__ = ["Shipped", "check_versions", "runtime_env", "shipped", "versions"]
+__all__ = ["Sent", "check_versions", "pack", "unpack", "versions"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_ARCHIVE = "shipped.zip"
 _CONTENTS = "luminosity-shipped.json"
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive, which a node that has it does not fetch again
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 _SAME_EVERYWHERE = ("luminosity", "apache-beam")
 
 
-def runtime_env(
-    scratch: str,
+def pack(
     *,
     working_folder: str | None = None,
     setup_file: str | None = None,
     requirements_file: str | None = None,
     extra_packages: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return the argument ``runtime_env`` of ``ray.init``, with which each node gets the code and files of this run.
+) -> bytes:
+    """Return the archive of what each node needs of this run.
 
     Args:
-        scratch: a folder for the archive; remove it when ``ray.init`` has returned.
         working_folder: the folder to send; None for the current one.
         setup_file: Beam's ``--setup_file``.
         requirements_file: Beam's ``--requirements_file``.
         extra_packages: Beam's ``--extra_package``.
     """
-    choice = choose(working_folder or os.getcwd())
+    folder = os.path.abspath(working_folder or os.getcwd())
+    choice = choose(folder)
     for warning in choice.warnings:
         _LOGGER.warning("%s", warning)
-    files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
-    archive = os.path.join(scratch, _ARCHIVE)
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, path in sorted(files.items()):
-            _add(file, name, path)
-        contents = {"import_path": choice.import_path, "working_folder": os.path.abspath(working_folder or os.getcwd())}
-        file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps(contents))
-    return {"working_dir": archive, "env_vars": _variables()}
+    archive = io.BytesIO()
+    with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
+        files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+            for name, path in sorted(files.items()):
+                _add(file, name, path)
+            contents = {"import_path": choice.import_path, "working_folder": folder}
+            file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps(contents))
+    return archive.getvalue()
 
 
 def _add(file: zipfile.ZipFile, name: str, path: str) -> None:
@@ -78,37 +78,39 @@ def _add(file: zipfile.ZipFile, name: str, path: str) -> None:
         file.writestr(entry, source.read())
 
 
-def _variables() -> dict[str, str]:
-    """Return the variables for Ray's processes: the import path, for nodes that see the same disk as this machine."""
-    path = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, path.split(os.pathsep))))} if path else {}
-
-
 @dataclass(frozen=True)
-class Shipped:
-    """The sent copy on this node, for a worker."""
+class Sent:
+    """The sent copy on this node."""
 
-    working_folder: str
-    import_path: list[str]  # the whole ``sys.path``
+    root: str
+    source_folder: str  # the driver's folder of which the working folder is a copy
+    folders: list[str]  # in which workers look for modules
+    installed: str = ""  # the folder of packages that were installed, which workers can import, too
+
+    @property
+    def working_folder(self) -> str:
+        """The working folder of workers."""
+        return os.path.join(self.root, WORK)
+
+    @property
+    def import_path(self) -> list[str]:
+        """What comes before the node's own folders in ``sys.path``."""
+        return [*self.folders, *filter(None, [self.installed])]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of the environment, which lead models to the copy."""
+        return {SENT_FOLDER_VARIABLE: json.dumps([self.source_folder, self.working_folder])}
 
 
-def shipped(installed: Sequence[str] = ()) -> Shipped:
-    """Return where the sent copy is on this node. Call it in an actor before anything changes its working folder.
-
-    ``installed`` are folders of packages that the node agent has installed. If nothing was sent, the worker stays where
-    it is. Sets the variable in the environment that leads models to the copy.
-    """
-    root = os.getcwd()
-    try:
-        with open(os.path.join(root, _CONTENTS)) as file:
-            contents: dict[str, Any] = json.load(file)
-    except FileNotFoundError:
-        return Shipped(root, list(dict.fromkeys([*installed, *sys.path])))
-    work = os.path.join(root, WORK)
-    os.makedirs(work, exist_ok=True)  # It is not in the archive if it is empty.
-    os.environ[SENT_FOLDER_VARIABLE] = json.dumps([contents["working_folder"], work])
-    folders = [os.path.join(root, each) for each in contents["import_path"]]
-    return Shipped(work, list(dict.fromkeys([*folders, *installed, *sys.path])))
+def unpack(archive: Any, root: str) -> Sent:
+    """Unpack what :func:`pack` has returned into a new folder."""
+    with zipfile.ZipFile(io.BytesIO(memoryview(archive))) as file:
+        for entry in file.infolist():
+            os.chmod(file.extract(entry, root), (entry.external_attr >> 16 & 0o777) or 0o600)
+        contents: dict[str, Any] = json.loads(file.read(_CONTENTS))
+    os.makedirs(os.path.join(root, WORK), exist_ok=True)  # It is not in the archive if it is empty.
+    return Sent(root, contents["working_folder"], [os.path.join(root, each) for each in contents["import_path"]])
 
 
 def versions() -> dict[str, str]:

@@ -11,14 +11,11 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
-
 __all__ = ["Ledger", "Quota", "WriterQuota"]
 
 _WORD = 8  # bytes of a counter
 _PART_FOR_LONG = 0.75  # of the budget, for data that stays long, so that moving data has room
 _LIMIT, _RUNNER, _GONE, _FIRST_WRITER = range(4)
-_MANY_WRITERS = 200  # are added up more quickly by NumPy, and fewer without it
 
 
 class Quota:
@@ -26,8 +23,6 @@ class Quota:
 
     def __init__(self, page: mmap.mmap) -> None:
         self.words = memoryview(page).cast("q")
-        has_many = len(self.words) > _MANY_WRITERS
-        self._written = np.frombuffer(page, np.int64)[_FIRST_WRITER:] if has_many else None
 
     @classmethod
     def open(cls, path: str) -> Quota:
@@ -58,8 +53,7 @@ class Quota:
     @property
     def used(self) -> int:
         """The bytes in memory, of all processes."""
-        written = sum(self.words[_FIRST_WRITER:]) if self._written is None else int(np.add.reduce(self._written))
-        return self.words[_RUNNER] + written - self.words[_GONE]
+        return self.words[_RUNNER] + sum(self.words[_FIRST_WRITER:]) - self.words[_GONE]
 
 
 class WriterQuota:
@@ -103,14 +97,11 @@ class Ledger:
         return self._quota.used
 
     def hold(self, size: int) -> None:
-        """Count bytes that the runner holds from now on, or holds no more if ``size`` is negative."""
-        if not size:
-            return
+        """Count bytes that the runner holds from now on."""
         with self._lock:
             self._runner += size
             self._quota.words[_RUNNER] = self._runner
-            if size > 0:
-                self.peak = max(self.peak, self._quota.used)
+            self.peak = max(self.peak, self._quota.used)
 
     def free(self, size: int) -> None:
         """Count bytes that the runner holds no more."""

@@ -9,6 +9,7 @@ import os
 import sys
 
 from luminosity.engine.workers import harness
+from luminosity.engine.workers.on_node import worker
 from luminosity.engine.workers.request import WorkerRequest
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     with os.fdopen(request) as file:
         parsed = WorkerRequest.from_json(file.read())
     harness.end_with(lifeline)
-    harness.run(parsed)
+    sys.exit(worker.run(parsed))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _PRELOADED = (
     "apache_beam",
     "apache_beam.runners.worker.bundle_processor",
     "apache_beam.runners.worker.sdk_worker_main",
-    "luminosity.engine.workers.harness",
+    "luminosity.engine.workers.on_node.worker",
     "pyarrow",
 )
 # The engine does not use these, but a pipeline of tables and models needs them in every worker at once.
@@ -166,11 +166,11 @@ class _Server:
             gc.enable()
             collect_seldom()
             from luminosity.engine.workers import harness
+            from luminosity.engine.workers.on_node import worker
             from luminosity.engine.workers.request import WorkerRequest
 
             harness.end_with(self._lifeline)
-            harness.run(WorkerRequest(**request))
-            code = 0
+            code = worker.run(WorkerRequest(**request))
         except BaseException:
             import traceback
 

@@ -109,8 +109,7 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     printed.print_to(request.prints)
     printed.prepare_streams()
-    if channel is None:
-        os.environ.clear()  # in an actor, Ray's variables stay
+    os.environ.clear()
     os.environ.update(request.environment)
     os.environ[RUN_FOLDER_VARIABLE] = request.memory_folder
     sys.argv[:] = request.arguments

@@ -22,6 +22,7 @@ from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
 __all__ = [
+    "ForkServer",
     "Launcher",
     "LocalProcess",
     "OnExit",
@@ -36,7 +37,10 @@ __all__ = [
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
 _END_TIMEOUT_S = 5.0  # then the fork server is killed
 
-_WITHOUT_WORKERS_HERE = ("--debug", "--ray_address")  # flags of runs that start no process on this machine
+_WITHOUT_WORKERS_HERE = ("--debug",)  # flags of runs that start no process on this machine
+# Where processes start: Python looks for modules there first, so it must not be the user's folder, whose files may have
+# the names of libraries. A worker goes to its working directory before it runs user code.
+_ROOT = "/"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -124,13 +128,18 @@ def modules_to_preload() -> list[str]:
 def warm_up(method: str) -> None:
     """Start the fork server in the background: it imports Beam, which makes the first worker slow.
 
-    Called before a pipeline's options are known. With ``--debug`` or ``--ray_address`` on the command line it does
-    nothing: most likely no worker is needed here, and one that is needed after all starts later.
+    Called before a pipeline's options are known. With ``--debug`` on the command line it does nothing: most likely no
+    worker is needed here, and one that is needed after all starts later.
     """
     if any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
         return
     check_address_space()
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
+
+
+def _joined(import_path: Sequence[str]) -> str:
+    """Return a value of PYTHONPATH with the same folders, also for a process in another directory."""
+    return os.pathsep.join(os.path.abspath(folder) for folder in import_path if folder)
 
 
 class _ForkedProcess(LocalProcess):
@@ -182,11 +191,13 @@ class ForkServer:
                 atexit.register(server.close)
             return server
 
-    def __init__(self, environment: PythonEnvironment | None = None) -> None:
-        python, import_path, variables = sys.executable, list(sys.path), dict(os.environ)
+    def __init__(self, environment: PythonEnvironment | None = None, import_path: Sequence[str] | None = None) -> None:
+        """Start it, in this process's environment or another one; ``import_path`` replaces ``sys.path``."""
+        python, variables = sys.executable, dict(os.environ)
+        import_path = sys.path if import_path is None else import_path
         self._name, self._advice = "the fork server", "run the pipeline again: it starts a new one"
         if environment is not None:
-            python, import_path = environment.python, list(environment.import_path)
+            python, import_path = environment.python, environment.import_path
             variables = environment.variables(os.environ)
             self._name += f" of the Python environment {environment.prefix}"
             self._advice = f"see above what it can't import, and install that with {python} -m pip"
@@ -197,8 +208,9 @@ class ForkServer:
             [python, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
             pass_fds=[theirs.fileno(), read_end],
             stdin=subprocess.DEVNULL,
+            cwd=_ROOT,
             # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
-            env={**variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, import_path))},
+            env={**variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _joined(import_path)},
         )
         theirs.close()
         os.close(read_end)
@@ -314,7 +326,8 @@ class SpawnLauncher:
             [request.python or sys.executable, "-m", "luminosity.engine.workers", str(request_end), str(lifeline_end)],
             pass_fds=[request_end, lifeline_end],
             stdin=subprocess.DEVNULL,
-            env={**request.environment, "PYTHONPATH": os.pathsep.join(filter(None, request.import_path))},
+            cwd=_ROOT,
+            env={**request.environment, "PYTHONPATH": _joined(request.import_path)},
         )
         os.close(request_end)
         os.close(lifeline_end)

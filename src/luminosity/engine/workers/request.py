@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.engine.resources.nodes import ActorNeeds
 
-__all__ = ["WorkerRequest"]
+__all__ = ["NodeBlocks", "WorkerRequest"]
+
+
+@dataclass(frozen=True)
+class NodeBlocks:
+    """Where a worker on a node of a cluster has its blocks."""
+
+    socket: str  # of the node's agent
+    shared_folder: str  # a folder that all nodes see, in which blocks are files; empty if they are objects
+    read_by_driver: list[str]  # outputs whose elements the driver reads itself
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,8 @@ class WorkerRequest:
     access: dict[str, str] | None = field(default=None, repr=False)
     source_folder: str = ""  # of the driver, if the working directory is a copy of it: errors name its files
     actor: ActorNeeds | None = None  # what to ask a cluster for; None for a process of this machine
+    # The fields of NodeBlocks, once the worker has a place on a node of a cluster; None for a process of this machine.
+    node_blocks: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """Return the request as JSON."""

@@ -1,0 +1,71 @@
+"""The folder of a checkpoint as the nodes of a cluster see it: workers write blocks there, so all must see the same."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from luminosity._text import list_some
+from luminosity.engine.resources.nodes import Node
+from luminosity.errors import OptionError, WorkerStartFailed
+
+__all__ = ["check_here", "check_nodes", "mark"]
+
+_ANSWER_S = 30.0  # for all nodes together; the agent of a node that has not answered looks again
+_SHOWN = 5  # nodes in a message
+_FIX = (
+    "pass a folder of a file system that all nodes mount at the same path, such as NFS, or leave out --checkpoint_dir"
+)
+
+
+def mark(folder: str) -> str:
+    """Leave a file in the folder that no other folder has. Returns its path."""
+    path = os.path.join(folder, f"seen-by-nodes-{secrets.token_hex(8)}")
+    with open(path, "x"):
+        return path
+
+
+def check_here(marker: str) -> str:
+    """Return the folder of the marker. Raises :class:`WorkerStartFailed` if this node sees it not, or another one."""
+    folder = os.path.dirname(marker)
+    if not os.path.exists(marker):
+        host = socket.gethostname()
+        raise WorkerStartFailed(f"node {host} does not see the checkpoint's folder {folder} of the driver", fix=_FIX)
+    if not os.access(folder, os.W_OK):
+        host = socket.gethostname()
+        raise WorkerStartFailed(f"node {host} can't write into the checkpoint's folder {folder}", fix=_FIX)
+    return folder
+
+
+def check_nodes(marker: str, nodes: Sequence[Node]) -> None:
+    """Raise :class:`OptionError` with the names of the nodes that do not see the folder. Waits for their answers."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask: Any = ray.remote(_sees)
+    asked: dict[Any, Node] = {}
+    for node in nodes:
+        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked[ask.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(marker)] = node
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
+    blind: list[str] = []
+    for reference in answered:
+        try:
+            if not ray.get(reference):
+                blind.append(f"{asked[reference].address} ({asked[reference].id[:8]})")
+        except RayError:
+            continue  # the node is gone; the agent of another one in its place looks itself
+    if blind:
+        raise OptionError(
+            f"--checkpoint_dir: found {len(blind)} of {len(asked)} nodes that do not see the folder, or can't write "
+            f"there: {list_some(sorted(blind), _SHOWN)}; on a cluster, workers of all nodes write blocks there",
+            fix=_FIX,
+        )
+
+
+def _sees(marker: str) -> bool:
+    return os.path.exists(marker) and os.access(os.path.dirname(marker), os.W_OK)

@@ -1,0 +1,174 @@
+"""The node agent: the actor on each node that a run uses. It owns the run's folder there and forks its workers."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from luminosity.engine.cluster import packages, shared_folder, shipping
+from luminosity.engine.node_agent.block_desk import BlockDesk
+from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
+from luminosity.engine.node_agent.node_folder import NodeFolder
+from luminosity.engine.node_agent.node_load import NodeLoad, NodeSample
+from luminosity.engine.workers.request import NodeBlocks, WorkerRequest
+from luminosity.errors import BlockLost, WorkerStartFailed
+from luminosity.extras import require
+from luminosity.model_sizes import NODE_FOLDER_VARIABLE
+
+__all__ = ["NodeAgent", "RunOnNodes"]
+
+_COPY_TIMEOUT_S = 5.0  # for one copy of a block, if there is another: its node may be gone without a word
+_LAST_TIMEOUT_S = 60.0  # for the last copy: a busy node needs long to read what it has spilled
+
+
+@dataclass(frozen=True)
+class RunOnNodes:
+    """What each node needs to know of a run."""
+
+    run_id: str
+    files: Mapping[str, bytes]  # small ones that all workers need, by name
+    versions: Mapping[str, str]  # of the driver
+    marker: str  # a file in the folder that all nodes share for blocks; empty if there is none
+    preload: Sequence[str]  # modules that workers will import
+
+
+class NodeAgent:
+    """Serves one run on one node. The driver makes it: an actor, which Ray ends with the run, or an object of its own.
+
+    It owns the run's folder, forks the workers, moves their blocks to and from the cluster's store, holds second copies
+    of blocks, and samples the node. It holds no accelerator and runs no user code.
+    """
+
+    def __init__(self, run: RunOnNodes, sent: Any, *, is_driver: bool = False) -> None:
+        """Make the run's folder on this node.
+
+        ``sent`` is the archive of the user's code. ``is_driver`` says that this is the driver's process.
+        """
+        if wrong := shipping.check_versions(run.versions):
+            raise WorkerStartFailed(wrong)
+        self._shared_folder = shared_folder.check_here(run.marker) if run.marker else ""
+        self._run = run
+        self._node_id = _this_node()
+        self._folder = NodeFolder.open(run.run_id, run.files, self._node_id)
+        atexit.register(self.close)
+        self._workers = ForkedWorkers(run.preload, is_shared=is_driver)  # imports Beam meanwhile
+        self._desk = BlockDesk(os.path.join(self._folder.memory, "blocks"), _fetch)
+        self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"))
+        self._load = NodeLoad(self._node_id)
+
+    def folder(self) -> dict[str, str]:
+        """Return ``path`` (the given files lie in it by name), ``memory``, ``node_id`` and ``host``."""
+        return {
+            "path": self._folder.path,
+            "memory": self._folder.memory,
+            "node_id": self._node_id,
+            "host": socket.gethostname(),
+        }
+
+    def install(self) -> None:
+        """Install the packages that the run brings along.
+
+        Call it once, before the node's first worker starts. May take minutes. Raises :class:`WorkerStartFailed`.
+        """
+        installed = packages.install(self._sent.root, os.path.join(self._folder.path, "packages"))
+        self._sent = replace(self._sent, installed=installed)
+
+    # Workers
+
+    def start(self, request: WorkerRequest, read_by_driver: Sequence[str]) -> None:
+        """Fork a worker. Does not wait for it; :meth:`exits` tells if it fails."""
+        folder = self._folder
+        blocks = NodeBlocks(self._desk.path, self._shared_folder, list(read_by_driver))
+        self._desk.expect(request.worker_id)
+        self._workers.start(
+            replace(
+                request,
+                environment={
+                    **self._workers.variables,
+                    **self._sent.variables,
+                    **request.environment,
+                    NODE_FOLDER_VARIABLE: folder.memory,
+                },
+                source_folder=request.working_directory,
+                working_directory=self._sent.working_folder,
+                import_path=[*self._sent.import_path, *self._workers.import_path],
+                memory_folder=folder.memory,
+                spill_folder=folder.path,
+                main_classes=os.path.join(folder.path, request.main_classes),
+                load_ahead=request.load_ahead and os.path.join(folder.path, request.load_ahead),
+                node_blocks=asdict(blocks),
+            )
+        )
+
+    def kill(self, worker_id: str) -> None:
+        """Kill a worker, also one that starts just now."""
+        self._workers.kill(worker_id)
+
+    def exits(self) -> list[Exit]:
+        """Return which workers have ended since the last call. Waits for some time until there is one.
+
+        If the call fails, the agent is gone, and most likely its node.
+        """
+        found = self._workers.exits()
+        for each in found:
+            self._desk.ended(each.worker_id)
+        return found
+
+    def forget(self, worker_id: str) -> None:
+        """Drop the blocks of a worker that the driver has given up."""
+        self._desk.forget(worker_id)
+
+    # Blocks
+
+    def take(self, worker_id: str, number: int) -> tuple[Any, int]:
+        """Hand a worker's block over to the driver, which owns it from now on; and its size, if all went well."""
+        return self._desk.take(worker_id, number)
+
+    def feed(self, worker_id: str, instruction_id: str, objects: dict[str, Any]) -> None:
+        """Name the objects that a bundle reads: for each key the references to its copies."""
+        self._desk.feed(worker_id, instruction_id, objects)
+
+    def copy(self, block: Any) -> tuple[Any, int]:
+        """Return a block, of which Ray then keeps a second copy on this node, and its size, which says that it does."""
+        return block, len(block[0])
+
+    # The node
+
+    def ping(self) -> str:
+        """Return the node's id; the answer shows that the node is alive."""
+        return self._node_id
+
+    def sample(self) -> NodeSample:
+        """Return the load of the node since the last call, and its memory now."""
+        return self._load.sample()
+
+    def close(self) -> None:
+        """End the workers and remove the folder. The agent of a run that has ended needs no other call."""
+        atexit.unregister(self.close)
+        self._workers.close()
+        self._desk.close()
+        self._load.close()
+        self._folder.remove()
+
+
+def _fetch(copies: list[Any]) -> tuple[Any, Any]:
+    """Return a block, from the first of its copies that can be read."""
+    import ray
+    from ray.exceptions import RayError
+
+    failure: Exception | None = None
+    for number, reference in enumerate(copies, 1):
+        try:
+            return ray.get(reference, timeout=_COPY_TIMEOUT_S if number < len(copies) else _LAST_TIMEOUT_S)
+        except RayError as error:
+            failure = error
+    raise BlockLost(f"found none of the {len(copies)} copies of a block: {type(failure).__name__}") from failure
+
+
+def _this_node() -> str:
+    ray = require("ray", "ray")
+    return str(ray.get_runtime_context().get_node_id())

@@ -1,0 +1,158 @@
+"""Leases: what the cluster has set aside for each worker. They are placement groups with one bundle each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from luminosity.engine.resources.machine import detect_accelerators
+from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.errors import BlockLost
+from luminosity.extras import require
+
+__all__ = ["Leases", "bundle_of"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_FIRST_LOOK_S = 0.01  # Ray gives what is free within milliseconds
+_LONGEST_PAUSE_S = 1.0  # between two looks at a lease that waits for resources
+_DEVICES_TIMEOUT_S = 60.0  # for a node to say which devices a lease has: a process may have to start for that
+_END_S = 5.0  # for the thread to end
+_LITTLE = 0.001  # of the resource that says the type of accelerators: it only chooses the node
+
+
+def bundle_of(needs: ActorNeeds) -> dict[str, float]:
+    """Return the needs as resources of Ray; empty if the worker needs none of its own.
+
+    >>> bundle_of(ActorNeeds(cpus=1, memory=1 << 30, gpus=2, accelerator_type="L4"))
+    {'CPU': 1, 'memory': 1073741824, 'GPU': 2, 'accelerator_type:L4': 0.001}
+    """
+    resources: dict[str, float] = {
+        "CPU": needs.cpus,
+        "memory": needs.memory,
+        needs.accelerator_kind.upper(): needs.gpus,
+    }
+    if needs.accelerator_type:
+        resources[f"accelerator_type:{needs.accelerator_type}"] = _LITTLE
+    return {name: amount for name, amount in resources.items() if amount}
+
+
+@dataclass
+class _Lease:
+    """One worker's lease."""
+
+    group: Any
+    on_placed: Callable[[str], None]
+    look_at: float
+    pause_s: float = _FIRST_LOOK_S
+    is_placed: bool = False
+
+
+class Leases:
+    """The leases of a run, by worker. Any thread may use it. Ray ends them all when the driver is gone."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, _Lease] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="luminosity-leases", daemon=True)
+        self._thread.start()
+
+    def ask(self, worker_id: str, needs: ActorNeeds, avoided: Iterable[str], on_placed: Callable[[str], None]) -> None:
+        """Ask the cluster for what a worker needs, if possible on ``needs.node``, and never on nodes to be avoided.
+
+        The plan has found room for all workers. If Ray spread them at will, small ones could take the last node on
+        which a large one fits, and the pool of the large one would never start.
+
+        ``on_placed`` gets the node's id, on another thread, and must not wait.
+        """
+        groups = require("ray.util.placement_group", "ray")
+        avoided = sorted(avoided)
+        options: dict[str, Any] = {}
+        if avoided:
+            options["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(avoided)})"}]
+        if needs.node and needs.node not in avoided:
+            options["_soft_target_node_id"] = needs.node
+        group = groups.placement_group([bundle_of(needs)], strategy="STRICT_PACK", **options)
+        with self._lock:
+            self._leases[worker_id] = _Lease(group, on_placed, time.monotonic() + _FIRST_LOOK_S)
+        self._changed.set()
+
+    def devices(self, worker_id: str, needs: ActorNeeds) -> tuple[str, ...]:
+        """Return the accelerators that belong to a placed lease. Waits for the node; raises :class:`BlockLost`."""
+        ray = require("ray", "ray")
+        strategies = require("ray.util.scheduling_strategies", "ray")
+        with self._lock:
+            lease = self._leases.get(worker_id)
+        if lease is None:
+            raise BlockLost("the worker's lease has ended")
+        kind = {"num_gpus": needs.gpus} if needs.accelerator_kind == "gpu" else {"resources": {"TPU": needs.gpus}}
+        asked = ray.remote(_given_devices).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(lease.group),
+            **kind,
+        )
+        try:
+            return ray.get(asked.remote(), timeout=_DEVICES_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            raise BlockLost(f"a node does not say which accelerators a worker has: {error}") from error
+
+    def release(self, worker_id: str) -> None:
+        """Give back what a worker had, or was waiting for. May be repeated."""
+        with self._lock:
+            lease = self._leases.pop(worker_id, None)
+        if lease is not None:
+            require("ray.util.placement_group", "ray").remove_placement_group(lease.group)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._closed.set()
+        self._changed.set()
+        self._thread.join(_END_S)
+        for worker_id in list(self._leases):
+            self.release(worker_id)
+
+    def _look(self) -> None:
+        """See which leases have a place, again and again: Ray does not tell."""
+        while not self._closed.is_set():
+            with self._lock:
+                waiting = [each for each in self._leases.values() if not each.is_placed]
+            now = time.monotonic()
+            for lease in waiting:
+                if lease.look_at <= now and not self._closed.is_set():
+                    try:
+                        self._look_at(lease)
+                    except Exception as error:  # Ray's head may be busy, and raises various errors
+                        _LOGGER.debug("the cluster does not say where a worker has its place: %r", error)
+                        lease.look_at = time.monotonic() + _LONGEST_PAUSE_S
+            soonest = min((each.look_at for each in waiting if not each.is_placed), default=now + _LONGEST_PAUSE_S)
+            self._changed.wait(max(0.001, soonest - time.monotonic()))
+            self._changed.clear()
+
+    def _look_at(self, lease: _Lease) -> None:
+        table = require("ray.util.placement_group", "ray").placement_group_table(lease.group)
+        if table.get("state") == "CREATED":
+            lease.is_placed = True
+            lease.on_placed(table["bundles_to_node_id"][0])
+        else:
+            lease.pause_s = min(2 * lease.pause_s, _LONGEST_PAUSE_S)
+            lease.look_at = time.monotonic() + lease.pause_s
+
+
+def _given_devices() -> tuple[str, ...]:
+    """Return the accelerators that Ray has given to this task; those that are only declared have another name."""
+    import ray
+
+    given: dict[str, list[str]] = ray.get_runtime_context().get_accelerator_ids()
+    real = {device.partition(":")[0] for device in detect_accelerators()}
+    return tuple(
+        f"{kind.lower() if kind.lower() in real else 'declared'}:{number}"
+        for kind, numbers in given.items()
+        for number in numbers
+    )

@@ -1,0 +1,71 @@
+"""The agent of the driver's own node: an object in the driver's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from luminosity.engine.node_agent.agent import NodeAgent
+from luminosity.engine.node_agent.forked_workers import Exit
+from luminosity.engine.node_agent.node_load import NodeSample
+from luminosity.engine.node_workers.ray_store import RayStore
+from luminosity.engine.workers.request import WorkerRequest
+
+__all__ = ["OwnAgent"]
+
+_END_S = 5.0  # for the thread to end
+
+
+class OwnAgent:
+    """Calls the agent, and passes on which workers have ended. Any thread may use it."""
+
+    def __init__(self, agent: NodeAgent, node_id: str, on_exits: Callable[[list[Exit]], None]) -> None:
+        self.node_id = node_id
+        self._agent = agent
+        self._on_exits = on_exits
+        self._store = RayStore()
+        self._is_closed = False
+        agent.install()
+        self._thread = threading.Thread(target=self._listen, name="luminosity-exits", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            if exits := self._agent.exits():
+                self._on_exits(exits)
+
+    def start(self, request: WorkerRequest, read_by_driver: Sequence[str]) -> None:
+        """Start a worker."""
+        self._agent.start(request, read_by_driver)
+
+    def kill(self, worker_id: str) -> None:
+        """Kill a worker."""
+        self._agent.kill(worker_id)
+
+    def forget(self, worker_id: str) -> None:
+        """Drop the blocks of a worker."""
+        self._agent.forget(worker_id)
+
+    def take(self, worker_id: str, number: int) -> tuple[Any, Any]:
+        """Store a block of a worker; return the references to it and to its size."""
+        block, size = self._agent.take(worker_id, number)
+        return self._store.put(block), self._store.put(size)
+
+    def feed(self, worker_id: str, instruction_id: str, objects: dict[str, Any]) -> None:
+        """Name the objects that a bundle reads."""
+        self._agent.feed(worker_id, instruction_id, objects)
+
+    def sample(self) -> NodeSample:
+        """Return the load of the node since the last call."""
+        return self._agent.sample()
+
+    def close(self) -> None:
+        """End the workers and remove the folder."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._agent.close()
+            self._thread.join(_END_S)
+
+    def end(self) -> None:
+        """Do nothing more: it ends with :meth:`close`."""
