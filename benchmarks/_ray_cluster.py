@@ -17,7 +17,7 @@ from typing import Any
 import _measure
 import psutil
 
-__all__ = ["CpuMeter", "FakeNode", "RayCluster", "address", "connect", "main", "tell"]
+__all__ = ["CpuMeter", "FakeNode", "RayCluster", "address", "connect", "main", "read_parquet", "tell"]
 
 # Environment variables for the processes of the sides: the head's address, and the ids of the cluster's daemons.
 _ADDRESS = "LUMINOSITY_BENCHMARK_RAY"
@@ -183,7 +183,7 @@ class CpuMeter:
             self._look()
 
     def _look(self) -> None:
-        processes = [psutil.Process()]
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         for pid in os.environ[_DAEMONS].split():
             with contextlib.suppress(psutil.NoSuchProcess):
                 processes += [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
@@ -205,3 +205,13 @@ def connect() -> Any:
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     return ray.data
+
+
+def read_parquet(data: Any, folder: Path, blocks: int) -> Any:
+    """Return a table as a data set of Ray Data with this number of blocks.
+
+    Ray 2.60 has two readers of Parquet. The second one, its default, packs row groups into blocks of 128 MB and ignores
+    ``override_num_blocks``: a smaller table would be one block, and one worker would do all the work.
+    """
+    data.DataContext.get_current().use_datasource_v2 = False
+    return data.read_parquet(str(folder), override_num_blocks=blocks)
