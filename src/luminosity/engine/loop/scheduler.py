@@ -10,16 +10,16 @@ from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._text import LOST_WITH_NODE, describe_exit
+from luminosity._text import describe_exit
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX
-from luminosity.engine.fnapi.connection import Callbacks
-from luminosity.engine.loop import idle_workers, splits, transfers, workers
+from luminosity.engine.loop import idle_workers, splits, transfers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
+from luminosity.engine.loop.staff import Staff
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import (
     CancelRequested,
@@ -28,26 +28,18 @@ from luminosity.engine.loop.workers import (
     EventSent,
     Exited,
     Message,
-    PoolRun,
     Responded,
     Sent,
     StopRequested,
     Worker,
 )
 from luminosity.engine.workers.failure import Failure
-from luminosity.errors import RunCancelled, SpillFailed, WorkerStartFailed
+from luminosity.errors import RunCancelled, SpillFailed
 
 __all__ = ["Scheduler", "in_turn"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
-_HOPEFUL_S = 60.0  # how long a cluster may have no worker that is ready before failed starts end the run
-_MAX_FAILED_ACTORS = 10  # the same on a cluster, where processes are lost more often, and start at the same time
-_ACTORS_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
-_SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
-_BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
-_CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
 _FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last bundle
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
@@ -90,8 +82,7 @@ class Scheduler:
         self._listener = listener
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
-        self._workers: set[Worker] = set()  # all whose process has not exited
-        self._saturated_since: dict[int, float] = {}  # by id(pool)
+        self._staff = Staff(parts, self._messages.put)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
         self._look_at = 0.0  # when to look at all workers again
@@ -120,7 +111,7 @@ class Scheduler:
             if test_streams is not None:
                 test_streams.start(lambda: self._messages.put(EventSent()))
             self._advance()
-            self._start_model_workers()
+            self._staff.start_ahead()
             checkpoint = self._parts.checkpoint
             if checkpoint is not None:
                 checkpoint.start(self._messages.put)
@@ -206,7 +197,7 @@ class Scheduler:
                         wanted_idle.add(id(stage.pool))
                     saturated.add(id(stage.pool))
                     self._waiting_since.setdefault(stage.id, now)
-                    self._want_worker(stage.pool, now, stage.queued, may_borrow=not stage.is_source)
+                    self._staff.want_worker(stage.pool, now, stage.queued, may_borrow=not stage.is_source)
                     break
                 self._waiting_since.pop(stage.id, None)
                 free = stage.pool.free_slots() if free is None else free
@@ -225,9 +216,8 @@ class Scheduler:
                 idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
             elif pool.workers and pool.may_grow() and (work := idle_workers.work_to_take(pool, now)):
                 saturated.add(id(pool))
-                self._want_worker(pool, now, work)
-        for pool_id in set(self._saturated_since) - saturated:
-            del self._saturated_since[pool_id]
+                self._staff.want_worker(pool, now, work)
+        self._staff.keep_saturated(saturated)
 
     def _is_gathering(self, stage: StageRun, now: float) -> bool:
         """Return whether a sink waits for more input. A TestStream sends none before the sink has done its work."""
@@ -239,7 +229,7 @@ class Scheduler:
         if test_streams is None or self._is_pumping or self._finalizing:
             return
         now, micros = time.monotonic(), self._parts.clock.micros()
-        if any(worker.bundles for worker in self._workers) or any(
+        if any(worker.bundles for worker in self._staff.workers) or any(
             stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now)
             for stage in self._parts.stages
         ):
@@ -259,51 +249,6 @@ class Scheduler:
         fires += [buffer.next_fire() for buffer in self._parts.buffers.values()]
         return [fire for fire in fires if fire is not None]
 
-    def _want_worker(self, pool: PoolRun, now: float, work: int, *, may_borrow: bool = True) -> None:
-        """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
-        waiting_since = self._saturated_since.setdefault(id(pool), now)
-        is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
-        index = pool.unused_index()
-        if index is None and may_borrow and now - waiting_since > _BORROW_S and pool.may_borrow():
-            index = pool.unused_borrowed_index()
-        if index is not None and is_needed and pool.starting() < max(1, work):
-            self._saturated_since[id(pool)] = now
-            self._start_worker(pool, index)
-
-    def _start_model_workers(self) -> None:
-        """Start the workers of devices, and one of each pool for models, before the first element arrives.
-
-        All of them will be needed, and their models take long to load. On a cluster, each pool begins with two workers,
-        since their start takes seconds.
-        """
-        for pool in self._parts.pools:
-            ahead = min(_ACTORS_AHEAD, pool.plan.workers) if pool.plan.actor is not None else int(bool(pool.load_ahead))
-            for index in range(len(pool.plan.device_groups) or ahead):
-                self._start_worker(pool, index)
-
-    def _start_worker(self, pool: PoolRun, index: int) -> None:
-        worker = Worker(pool, index)
-        callbacks = Callbacks(
-            on_connected=lambda: self._messages.put(Connected(worker)),
-            on_response=lambda response: self._messages.put(Responded(worker, response)),
-            on_elements=lambda elements: self._messages.put(Sent(worker, elements)),
-        )
-        worker.connection = self._parts.server.connect(worker.id, callbacks)
-        pool.workers[index] = worker
-        self._workers.add(worker)
-        try:
-            workers.start(
-                worker,
-                self._parts.launcher,
-                self._parts.folders,
-                self._parts.config,
-                self._parts.prints,
-                lambda worker, code: self._messages.put(Exited(worker, code)),
-            )
-        except WorkerStartFailed:
-            self._workers.discard(worker)  # it has no process, so no exit will be reported
-            raise
-
     # Handling messages
 
     def _wait_seconds(self) -> float:
@@ -321,10 +266,7 @@ class Scheduler:
         for pool in self._parts.pools:
             if pool.free_slots() or pool.unused_index() is not None:
                 wake = min(wake, max(idle_workers.next_taking(pool), now + _LEAST_WAIT_S))
-        for since in self._saturated_since.values():
-            if since + _SATURATED_S > now:
-                wake = min(wake, since + _SATURATED_S)
-        return max(0.0, wake - now)
+        return max(0.0, min(wake, self._staff.next_start(now)) - now)
 
     def _merge_metrics(self) -> None:
         """Merge metrics of committed bundles until a message arrives: nothing waits for them."""
@@ -354,12 +296,8 @@ class Scheduler:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        for worker in self._workers:
-            if not worker.is_connected and worker.process is not None:
-                if worker.process.waits_for():
-                    worker.created_at = now  # a cluster may take as long as it likes to find a place for it
-                elif now - worker.created_at > _CONNECT_TIMEOUT_S:
-                    worker.kill()  # its exit counts as a failed start
+        for worker in self._staff.workers:
+            self._staff.kill_if_late(worker, now)
             if worker.process is not None and worker.process.is_leaving():
                 self._let_leave(worker, now)
             for bundle in worker.bundles.values():
@@ -458,31 +396,14 @@ class Scheduler:
 
     def _handle_exit(self, worker: Worker, code: int) -> None:
         """Handle the exit of a worker's process: its bundles are retried elsewhere."""
-        self._workers.discard(worker)
-        worker.pool.connected -= worker.is_connected and not worker.has_exited
-        worker.has_exited = True
-        worker.pool.workers.pop(worker.index, None)
-        self._parts.server.disconnect(worker.id)
+        self._staff.note_exit(worker)
         if worker.is_stopping:
             self._listener.worker_ended(worker)
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
         self._listener.worker_lost(worker, describe_exit(code))
-        if not worker.is_connected and code != LOST_WITH_NODE:
-            worker.pool.failed_starts += 1
-            pool = worker.pool
-            most = _MAX_FAILED_STARTS if pool.plan.actor is None else _MAX_FAILED_ACTORS
-            # A cluster may lose starting actors for a while, and go on with those that it has.
-            is_hopeful = pool.plan.actor is not None and (
-                pool.connected or time.monotonic() - pool.ready_at < _HOPEFUL_S
-            )
-            if pool.failed_starts >= most and not is_hopeful:
-                raise WorkerStartFailed(
-                    f"a worker of pool {pool.plan.name!r} {describe_exit(code)} before it was ready, "
-                    f"{pool.failed_starts} times in a row",
-                    fix="read what the workers printed above",
-                )
+        self._staff.check_start(worker, code)
         if worker.bundles:
             _LOGGER.warning(
                 "a worker of pool %r %s; its bundles (%d) are retried",
@@ -549,7 +470,7 @@ class Scheduler:
         """Start no more bundles, and ask those that run to end early."""
         now = time.monotonic()
         self._stop_at = min(self._stop_at, now + self._parts.config.stop_timeout)
-        for worker in self._workers:
+        for worker in self._staff.workers:
             self._end_early(worker, now)
 
     def _end_early(self, worker: Worker, now: float) -> None:
@@ -569,7 +490,7 @@ class Scheduler:
         if time.monotonic() >= self._stop_at:
             return True
         has_unsaved = self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved()
-        return not has_unsaved and not self._finalizing and not any(worker.bundles for worker in self._workers)
+        return not has_unsaved and not self._finalizing and not any(worker.bundles for worker in self._staff.workers)
 
     def _is_done(self) -> bool:
         if self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved():
@@ -580,7 +501,7 @@ class Scheduler:
 
     def _end_workers(self, *, gracefully: bool) -> None:
         """Let workers tear down, or kill them. Blocks until they have exited or the timeouts have passed."""
-        for worker in self._workers:
+        for worker in self._staff.workers:
             worker.is_stopping = True
             self._listener.worker_ends(worker)
             if gracefully and worker.connection is not None and worker.is_connected and not worker.bundles:
@@ -589,15 +510,15 @@ class Scheduler:
                 worker.kill()
         if gracefully:
             self._wait_for_exits(_FINISH_TIMEOUT_S)
-            for worker in self._workers:
+            for worker in self._staff.workers:
                 worker.kill()
         self._wait_for_exits(_KILL_TIMEOUT_S)
-        for worker in self._workers:
+        for worker in self._staff.workers:
             self._listener.worker_ended(worker)  # it was killed, but the kernel takes long
 
     def _wait_for_exits(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._workers and (left := deadline - time.monotonic()) > 0:
+        while self._staff.workers and (left := deadline - time.monotonic()) > 0:
             try:
                 message = self._messages.get(timeout=left)
             except queue.Empty:

@@ -14,10 +14,9 @@ from luminosity.engine.data.sides.side_gate import Side, SideGate
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.metrics import BusyTime
+from luminosity.engine.loop.metrics import BusyTime, StageUsage
 from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
 from luminosity.engine.loop.sizing import BundleSize, Gathering, SizedWork
-from luminosity.engine.loop.usage import StageUsage
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage
 
