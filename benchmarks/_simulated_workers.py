@@ -18,7 +18,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 
 from luminosity.engine.data import wire
 from luminosity.engine.fnapi.connection import Callbacks
-from luminosity.engine.workers.launcher import OnExit
+from luminosity.engine.workers.launcher import LocalProcess, OnExit
 from luminosity.engine.workers.request import WorkerRequest
 
 _PROCESSES = 2  # that act for the workers over gRPC
@@ -112,7 +112,7 @@ class Simulated:
 # Workers in this process.
 
 
-class DirectConnection:
+class DirectConnection(LocalProcess):
     """The loop's connection to a simulated worker in this process."""
 
     def __init__(self, crew: DirectCrew, callbacks: Callbacks, worker: Simulated) -> None:
@@ -197,8 +197,16 @@ class DirectCrew:
             self._changed.notify()
         self._thread.join(10.0)
 
-    def busy_seconds(self) -> float:
+    def ended_seconds(self) -> float:
+        """Return how long the bundles took that have ended."""
         return sum(connection.worker.busy_seconds for connection in self.all)
+
+    def busy_seconds(self) -> float:
+        """Return how long workers were busy until now: with bundles that have ended, and with those that run."""
+        with self.lock:
+            now = time.monotonic()
+            running = [slot for connection in self.all for slot in connection.worker.bundles.values() if slot.ends_at]
+            return self.ended_seconds() + sum(min(now, slot.ends_at) - slot.began_at for slot in running)
 
     def _work(self) -> None:
         while True:
@@ -230,7 +238,7 @@ def done(slot: Slot) -> beam_fn_api_pb2.InstructionResponse:
 # Workers in other processes, over gRPC.
 
 
-class SocketProcess:
+class SocketProcess(LocalProcess):
     """A worker as the loop's launcher sees it."""
 
     def __init__(self, pid: int, on_exit: OnExit) -> None:
@@ -278,6 +286,9 @@ class SocketCrew:
 
     def busy_seconds(self) -> float:
         return 0.0  # the processes don't tell while they run
+
+    def ended_seconds(self) -> float:
+        return 0.0
 
     def _watch(self, number: int) -> None:
         while True:

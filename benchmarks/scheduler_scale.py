@@ -9,12 +9,17 @@ Questions, the first two for 10, 100 and 500 workers:
 - How many bundles a second does the loop carry at most? Every bundle has one element, which takes no time.
 - What does a usual run cost? Elements take 20 ms, bundles grow up to a second as they always do; how busy are the
   workers, and which share of a core does the loop take? A worker that could be busy and is not has lost a bundle: so
-  the share of busy workers is that of the bundles that were carried of those that were wanted.
+  the share of busy workers is that of the bundles that were carried of those that were wanted. Bundles that run when
+  the time begins or ends count with their part of it. The column "ended" counts those whole that end in the time, and
+  none that ends later: bundles still grow, so it shows some percent less.
 - Does it carry a cluster? Two CPU workers for each accelerator work on the same elements, in the same way (only with
   ``--case=cluster``, where ``--workers`` counts accelerators: 500 of them want 1,500 bundles of a second each second).
 
 ``--sockets`` lets processes act for the workers over gRPC instead, as real workers do: then the server's threads, which
 share the interpreter with the loop, are measured, too. ``--profile`` prints where the loop spends its time.
+
+The column "no core" shows the share of the time in which the loop could run but other processes had all cores: if it is
+more than some percent, the machine was not quiet, and workers waited for that.
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ from __future__ import annotations
 import argparse
 import cProfile
 import logging
+import operator
 import pstats
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -56,8 +63,33 @@ _MOST_ELEMENTS = 4_500_000  # more than all workers do in the time of a case
 _BLOCK_ELEMENTS = 1000  # of the source's output
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What is counted from the start of a run, or between two moments of it, in seconds except for the bundles."""
+
+    elapsed: float
+    loop_cpu: float
+    process_cpu: float
+    without_core: float
+    bundles: float
+    busy: float
+    ended: float
+
+    def since(self, before: Counts) -> Counts:
+        return Counts(*map(operator.sub, vars(self).values(), vars(before).values()))
+
+    def per_second(self) -> Counts:
+        return Counts(*(value / self.elapsed for value in vars(self).values()))
+
+
+def without_core() -> float:
+    """Return for how many seconds this thread could run but had no core. 0 if the system does not tell."""
+    file = Path("/proc/thread-self/schedstat")
+    return int(file.read_text().split()[1]) / 1e9 if file.exists() else 0.0
+
+
 class Stopwatch:
-    """The loop's listener: counts time on the loop's thread from the moment when all workers are there."""
+    """The loop's listener: counts on the loop's thread from the moment when all workers are there."""
 
     def __init__(self, workers: int, cancel: Callable[[], None], bundles: Callable[[], int], seconds: float) -> None:
         self._wanted = workers
@@ -65,27 +97,25 @@ class Stopwatch:
         self._bundles = bundles
         self._seconds = seconds
         self._ends_at = float("inf")
-        self._began: tuple[float, float, float, int] | None = None
-        self.result: tuple[float, float, float, int] | None = None
+        self._began: Counts | None = None
+        self.result: Counts | None = None
         self.busy_seconds: Callable[[], float] = lambda: 0.0
-        self.busy = 0.0
-        self._busy_before = 0.0
+        self.ended_seconds: Callable[[], float] = lambda: 0.0
 
     def tick(self) -> None:
-        now = time.monotonic()
-        if self._began is not None and now >= self._ends_at and self.result is None:
-            before = self._began
-            after = now, time.thread_time(), time.process_time(), self._bundles()
-            self.result = after[0] - before[0], after[1] - before[1], after[2] - before[2], after[3] - before[3]
-            self.busy = self.busy_seconds() - self._busy_before
+        if self._began is not None and time.monotonic() >= self._ends_at and self.result is None:
+            self.result = self._count().since(self._began)
             self._cancel()
 
     def worker_started(self, worker: Worker) -> None:
         self._wanted -= 1
         if not self._wanted:
-            self._began = time.monotonic(), time.thread_time(), time.process_time(), self._bundles()
-            self._busy_before = self.busy_seconds()
-            self._ends_at = self._began[0] + self._seconds
+            self._began = self._count()
+            self._ends_at = self._began.elapsed + self._seconds
+
+    def _count(self) -> Counts:
+        cpu = time.thread_time(), time.process_time(), without_core()
+        return Counts(time.monotonic(), *cpu, self._bundles(), self.busy_seconds(), self.ended_seconds())
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
         raise RuntimeError(f"a simulated worker {reason}")
@@ -130,8 +160,8 @@ def answers_for(graph: Graph, elements: int, element_seconds: float) -> Answers:
 
 def run(
     workers: int, element_seconds: float, *, sockets: bool, seconds: float, profile: bool = False, accelerators: int = 0
-) -> tuple[float, ...]:
-    """Return bundles per second, the loop's and the process's CPU seconds per second, and how busy workers were."""
+) -> Counts:
+    """Return what was counted in each second: of busy and ended seconds, the share of all workers' time."""
     prepared = planned(workers, accelerators)
     workers += accelerators
     folders = RunFolders()
@@ -150,7 +180,7 @@ def run(
         stopwatch = Stopwatch(
             workers, lambda: cancelled[0](), lambda: sum(stage.bundles_done for stage in parts.stages), seconds
         )
-        stopwatch.busy_seconds = crew.busy_seconds
+        stopwatch.busy_seconds, stopwatch.ended_seconds = crew.busy_seconds, crew.ended_seconds
         scheduler = Scheduler(parts, stopwatch)
         cancelled.append(scheduler.cancel)
         profiler = cProfile.Profile(time.thread_time) if profile else None
@@ -172,8 +202,8 @@ def run(
         folders.remove()
     if stopwatch.result is None:
         raise RuntimeError("the elements were done before the time was over")
-    elapsed, loop_cpu, process_cpu, bundles = stopwatch.result
-    return bundles / elapsed, loop_cpu / elapsed, process_cpu / elapsed, stopwatch.busy / elapsed / workers
+    found = stopwatch.result.per_second()
+    return replace(found, busy=found.busy / workers, ended=found.ended / workers)
 
 
 def one_element(self: sizing.BundleSize, *arguments: Any, **named: Any) -> int:
@@ -190,7 +220,7 @@ def main() -> None:
     parser.add_argument("--case", choices=("most", "usual", "both", "cluster"), default="both")
     parsed = parser.parse_args()
     logging.disable(logging.WARNING)
-    heads = ("workers", "case", "bundles/s", "cores: loop", "process", "ms a bundle", "busy workers")
+    heads = ("workers", "case", "bundles/s", "cores: loop", "process", "no core", "ms a bundle", "busy", "ended")
     print("  ".join(f"{head:>12}" for head in heads))
     for case in ("most", "usual") if parsed.case == "both" else (parsed.case,):
         # The loop would make longer bundles, and fewer of them, of elements that take no time.
@@ -204,9 +234,10 @@ def main() -> None:
                 seconds=parsed.seconds,
                 profile=parsed.profile,
             )
-            bundles, loop, process, busy = found
-            cells = (f"{workers}", case, f"{bundles:,.0f}", f"{loop:.2f}", f"{process:.2f}")
-            cells += (f"{1000 * loop / bundles:.3f}", f"{busy:.0%}" if case != "most" and not parsed.sockets else "-")
+            cells = (f"{workers}", case, f"{found.bundles:,.0f}", f"{found.loop_cpu:.2f}", f"{found.process_cpu:.2f}")
+            cells += (f"{found.without_core:.0%}", f"{1000 * found.loop_cpu / found.bundles:.3f}")
+            has_work = case != "most" and not parsed.sockets
+            cells += (f"{found.busy:.0%}", f"{found.ended:.0%}") if has_work else ("-", "-")
             print("  ".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
