@@ -90,6 +90,11 @@ class BufferRun:
             self._pass_on_panes(self.live)
 
     @property
+    def does_work(self) -> bool:
+        """Whether :meth:`pump` may have work, or triggers may fire: not if blocks are only handed on."""
+        return self.grouping is not None or self.live is not None or self.live_side_input is not None
+
+    @property
     def has_work(self) -> bool:
         """Whether a live grouping has begun something that is not finished."""
         return self.live is not None and self.live.has_work

@@ -107,21 +107,23 @@ class Bundle:
     is_suspect: bool = False  # its worker exited while other bundles ran there: it must run in an idle worker
     attempt: Attempt | None = None
     search: Search | None = None
+    count: int = field(init=False)  # elements
+    hold: int = field(init=False)  # the earliest timestamp, in microseconds, that the bundle's output may have
 
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        return sum(block.count for block in self._blocks())
+    def __post_init__(self) -> None:
+        self.set_inputs(self.inputs)
+
+    def set_inputs(self, inputs: dict[str, list[Block]]) -> None:
+        """Give the bundle other input. Does not release what it had."""
+        self.inputs = inputs
+        blocks = list(self._blocks())
+        self.count = sum([block.count for block in blocks])
+        self.hold = min([block.hold for block in blocks]) if blocks else self.timer_hold
 
     @property
     def pieces(self) -> int:
         """The number of elements and timers, which is the number of bundles that this one could be cut into."""
         return self.count + sum(len(timers) for timers in self.timers.values())
-
-    @property
-    def hold(self) -> int:
-        """The earliest timestamp, in microseconds, that the bundle's output may have."""
-        return min((block.hold for block in self._blocks()), default=self.timer_hold)
 
     @property
     def timer_hold(self) -> int:

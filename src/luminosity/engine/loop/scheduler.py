@@ -46,8 +46,9 @@ _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
 _SUSPECT_S = 1.0  # a source that has run alone for this long does not kill workers: it may wait for hours
-_LOOK_S = 0.1  # between two looks at all workers: short beside any time that is allowed to them
+_LOOK_S = 0.25  # between two looks at all workers: short beside any time that is allowed to them
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
+_HANDLE_S = 0.01  # how long messages may keep the loop from starting bundles: a worker that is done waits for its next
 
 
 def in_turn(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float], now: float) -> list[StageRun]:
@@ -59,10 +60,11 @@ def in_turn(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float]
     before them: without its source, a stream has no watermark, and no window of such timers ever ends. The same holds
     for a stage with bounded input beside a stream, which may meet the stream in a Flatten or as a side input.
     """
-    is_stream = any(stage.plan.has_endless_input for stage in latest_first)
+    if not any(stage.plan.has_endless_input for stage in latest_first):
+        return sorted(latest_first, key=lambda stage: stage.has_begun)
 
     def place(stage: StageRun) -> tuple[bool, bool]:
-        since = waiting_since.get(stage.id) if is_stream else None
+        since = waiting_since.get(stage.id)
         has_waited = since is not None and now - since > _MOST_PATIENT_S
         return not has_waited, stage.has_begun
 
@@ -85,9 +87,14 @@ class Scheduler:
         self._staff = Staff(parts, self._messages.put)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
+        self._has_changed = False  # whether bundles have ended since the watermarks were computed
         self._look_at = 0.0  # when to look at all workers again
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
         self._latest_first = parts.stages[::-1]
+        # The loop looks at these all the time. Most buffers and stages only pass elements on.
+        self._pumped = [buffer for buffer in parts.buffers.values() if buffer.does_work]
+        self._expiring = [stage for stage in parts.stages if stage.expiry is not None or stage.gate is not None]
+        self._timed = [stage for stage in parts.stages if stage.has_processing_timers]
 
     def cancel(self) -> None:
         """Ask the run to end soon. Any thread may call this; it does not wait."""
@@ -146,13 +153,13 @@ class Scheduler:
     def _pump(self) -> None:
         """Advance each grouping for a moment. The next round of the loop continues."""
         self._is_pumping = False
-        for buffer in self._parts.buffers.values():
+        for buffer in self._pumped:
             side_input = buffer.live_side_input
             if buffer.pump(time.monotonic() + _PUMP_S) or (side_input is not None and side_input.is_due()):
                 self._is_pumping = True
             if (dropped := buffer.take_dropped()) and buffer.readers:
                 self._parts.metrics.count_dropped(buffer.readers[0][0].id, buffer.step, dropped)
-        for stage in self._parts.stages:
+        for stage in self._expiring:
             self._forget_expired(stage)
         if self._is_pumping:
             self._advance()
@@ -208,7 +215,8 @@ class Scheduler:
                         splits.hasten(stage)  # in the worker to which a restriction returns
                     break
                 bundle, worker = taken
-                transfers.start(bundle, worker, self._parts, now)
+                # Bundles that start one after the other also end so: not all at once, at a common deadline.
+                transfers.start(bundle, worker, self._parts, time.monotonic())
                 # A suspect bundle takes all slots of its worker, and a core that is lent makes others unusable.
                 free = None if bundle.is_suspect or stage.pool.plan.borrowed else free - 1
         for pool in self._parts.pools:
@@ -245,8 +253,8 @@ class Scheduler:
 
     def _processing_timers(self) -> list[int]:
         """Return when timers and triggers of processing time fire next, in microseconds since 1970."""
-        fires = [stage.next_processing_timer() for stage in self._parts.stages]
-        fires += [buffer.next_fire() for buffer in self._parts.buffers.values()]
+        fires = [stage.next_processing_timer() for stage in self._timed]
+        fires += [buffer.next_fire() for buffer in self._pumped]
         return [fire for fire in fires if fire is not None]
 
     # Handling messages
@@ -259,11 +267,12 @@ class Scheduler:
         wake = min(now + _IDLE_WAKE_S, self._stop_at)
         if self._parts.checkpoint is not None:
             wake = min(wake, self._parts.checkpoint.next_due())
-        wake = min([wake, *(pool.deadlines.next() for pool in self._parts.pools)])
         for stage in self._parts.stages:
             wake = min(wake, stage.delayed.next_due())
-        wake = min([wake, *(now + (fire - micros) / 1e6 for fire in self._processing_timers())])
+        for fire in self._processing_timers():
+            wake = min(wake, now + (fire - micros) / 1e6)
         for pool in self._parts.pools:
+            wake = min(wake, pool.deadlines.next())
             if pool.free_slots() or pool.unused_index() is not None:
                 wake = min(wake, max(idle_workers.next_taking(pool), now + _LEAST_WAIT_S))
         return max(0.0, min(wake, self._staff.next_start(now)) - now)
@@ -274,14 +283,22 @@ class Scheduler:
             pass
 
     def _handle_messages(self, timeout: float) -> None:
-        """Handle all messages that have arrived. Waits up to ``timeout`` seconds for the first."""
+        """Handle the messages that have arrived, for a moment. Waits up to ``timeout`` seconds for the first.
+
+        If hundreds of workers end their bundles at the same time, the first of them get new ones before the messages of
+        the last are handled.
+        """
         try:
             message = self._messages.get(timeout=max(timeout, 0.001))
-            while True:
-                self._handle(message)
-                message = self._messages.get_nowait()
+            until = time.monotonic() + _HANDLE_S
+            self._handle(message)
+            while not self._messages.empty() and time.monotonic() < until:
+                self._handle(self._messages.get_nowait())
         except queue.Empty:
-            self._check_deadlines()
+            pass  # a deadline or timer is due
+        if self._has_changed:
+            self._advance()
+        self._check_deadlines()
 
     def _check_deadlines(self) -> None:
         """Ask bundles that have run long enough to split, and kill workers that do not connect in time.
@@ -301,9 +318,8 @@ class Scheduler:
             if worker.process is not None and worker.process.is_leaving():
                 self._let_leave(worker, now)
             for bundle in worker.bundles.values():
-                is_old = bundle.attempt is not None and now - bundle.attempt.started_at > _SUSPECT_S
-                if bundle.is_suspect and bundle.stage.is_source and is_old:
-                    bundle.is_suspect = False
+                if bundle.is_suspect and bundle.stage.is_source and bundle.attempt is not None:
+                    bundle.is_suspect = now - bundle.attempt.started_at <= _SUSPECT_S
 
     def _let_leave(self, worker: Worker, now: float) -> None:
         """Give a worker whose machine will be gone no more bundles, and end it when those that run have ended."""
@@ -341,7 +357,7 @@ class Scheduler:
             assert self._parts.checkpoint is not None
             for attempt in self._parts.checkpoint.written(message):
                 self._finalize(attempt)
-            self._advance()
+            self._has_changed = True
 
     def _take_response(self, message: Responded) -> None:
         instruction_id = message.response.instruction_id
@@ -381,7 +397,7 @@ class Scheduler:
             bundle.stage.retry(bundle, next_bundles)
             if next_bundles == [bundle]:
                 self._listener.bundle_retried(bundle, failure)
-        self._advance()
+        self._has_changed = True
 
     def _failure(self, attempt: Attempt, response: beam_fn_api_pb2.InstructionResponse) -> Failure | None:
         error = self._parts.state.error(attempt.instruction_id)
@@ -419,7 +435,7 @@ class Scheduler:
             bundle.stage.retry(bundle, self._parts.failures.after_exit(bundle, code, was_alone))
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
         self._parts.blocks.ledger.writer_lost(worker.writer)
-        self._advance()
+        self._has_changed = True
 
     def _finalize(self, attempt: Attempt) -> None:
         """Tell the worker that its bundle is committed, so that Beam's finalization callbacks run there."""
@@ -432,6 +448,7 @@ class Scheduler:
 
     def _advance(self) -> None:
         """Recompute all watermarks, and let those stages and elements run whose side inputs are there."""
+        self._has_changed = False
         buffers = self._parts.buffers
         readers: dict[LiveSideInput, int] = {}  # the watermark of all input that is still to read the side input
         for stage in self._parts.stages:

@@ -441,10 +441,13 @@ class StageRun:
                     return True
         return False
 
+    @property
+    def has_processing_timers(self) -> bool:
+        """Whether a step of the stage may set processing-time timers."""
+        return bool(self._processing_time)
+
     def next_processing_timer(self) -> int | None:
         """Return when the next processing-time timer of a shard that can run fires, in microseconds since 1970."""
-        if not self._processing_time:
-            return None
         shards = [shard for shard in self.shards if shard.timers and shard.is_free()]
         fires = [shard.timers.next_fire(family) for family in self._processing_time for shard in shards]
         return min((fire for fire in fires if fire is not None), default=None)
@@ -469,7 +472,7 @@ class StageRun:
         """Give a bundle other input, after its worker has ended. Releases the input that it had."""
         self._drop_hold(bundle)
         bundle.release()
-        bundle.inputs = inputs
+        bundle.set_inputs(inputs)
         self._add_hold(bundle)
 
     def _add_hold(self, bundle: Bundle) -> None:
