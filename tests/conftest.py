@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get(RAY_VARIABLE) == "start":
         cluster = contextlib.ExitStack()
         config.add_cleanup(cluster.close)
-        os.environ[RAY_VARIABLE] = cluster.enter_context(fake_cluster((2, 2, 2))).address  # also for xdist's workers
+        os.environ[RAY_VARIABLE] = cluster.enter_context(fake_cluster((0, 2, 2))).address  # also for xdist's workers
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

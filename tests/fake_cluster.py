@@ -63,6 +63,7 @@ def fake_cluster(cpus: Sequence[int] = (2, 2)) -> Iterator[FakeCluster]:
     """A cluster with a node for each number of cores; its processes and folders are gone afterwards."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_MEMORY_MONITOR": "1", "RAY_memory_monitor_refresh_ms": "0"}
     quiet["RAY_allow_out_of_band_object_ref_serialization"] = "0"  # a leak is an error, as in a run that imports Ray
+    quiet["RAY_worker_niceness"] = "0"  # otherwise any other process of this machine goes first
     # Ray changes more: what breakpoint() does, and what SIGTERM does in a process that connects.
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ.update(quiet)
