@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from luminosity.engine.node_workers.node_process import NodeProcess
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from tests.processes import wait_for
 
 
@@ -26,7 +26,7 @@ class _Run:
 @pytest.mark.parametrize("is_killed_first", [True, False])
 def test_a_worker_ends_once_and_holds_no_run_and_no_timer_then(is_killed_first: bool) -> None:
     run, killed, ended = _Run(), list[NodeProcess](), list[NodeProcess]()
-    needs = ActorNeeds(cpus=1, memory=0, gpus=0)
+    needs = LeaseNeeds(cpus=1, memory=0, gpus=0)
     process = NodeProcess("w1", needs, on_exit=run.on_exit, on_killed=killed.append, on_ended=ended.append)
     steps: list[Callable[[], None]] = [process.kill, lambda: process.ended(-9)]
     for step in steps if is_killed_first else reversed(steps):

@@ -17,7 +17,7 @@ from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.nodes import ActorNeeds, Node
+from luminosity.engine.resources.nodes import LeaseNeeds, Node
 from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.errors import ResourcesExceeded
 
@@ -55,19 +55,19 @@ def test_workers_are_what_fits_on_each_node() -> None:
     needs = {"a": Needs(cpu_count=3, min_ram_bytes=6 * _GIB)}
     (pool,) = pools(assigned(needs, node("1", 8), node("2", 4), node("3", 2)))
     assert Counter(pool.nodes) == {"1": 2, "2": 1}
-    assert (pool.workers, pool.actor) == (3, ActorNeeds(3.0, 6 * _GIB, 0))
+    assert (pool.workers, pool.lease) == (3, LeaseNeeds(3.0, 6 * _GIB, 0))
 
 
 def test_steps_without_hints_take_one_core_for_each_worker() -> None:
     (pool,) = pools(assigned({"a": Needs(), "b": Needs()}, node("1", 4), node("2", 2)))
-    assert (pool.workers, pool.borrowed, pool.actor) == (6, 0, ActorNeeds(1.0, 0, 0))
+    assert (pool.workers, pool.borrowed, pool.lease) == (6, 0, LeaseNeeds(1.0, 0, 0))
     assert pool.ram_per_worker == 4 * _GIB  # a quarter of the node with four workers
 
 
 def test_device_workers_ask_for_their_devices_and_no_core() -> None:
     found = assigned({"a": Needs(), "b": Needs(accelerator_count=2)}, node("1", 4), node("2", 4, gpus=5))
     device, cpu = found["b"].pool, found["a"].pool
-    assert device.actor == ActorNeeds(0.0, 0, 2)
+    assert device.lease == LeaseNeeds(0.0, 0, 2)
     assert device.nodes == ("2", "2")
     assert [len(group) for group in device.device_groups] == [2, 2]
     assert len({each for group in device.device_groups for each in group}) == 4
@@ -85,7 +85,7 @@ def test_types_of_accelerators_have_pools_of_their_own() -> None:
         "a": ("device T4", ("2", "2")),
         "b": ("device L4", ("1",)),
     }
-    assert found["a"].pool.actor == ActorNeeds(0.0, 0, 1, "T4")
+    assert found["a"].pool.lease == LeaseNeeds(0.0, 0, 1, "T4")
     # A bill finds the price of a device by its name.
     names = {device.id: device.name for device in Machine.of_cluster(nodes).info().devices}
     assert [names[device] for (device,) in found["a"].pool.device_groups] == ["T4", "T4"]
@@ -101,7 +101,7 @@ def test_any_type_shares_the_workers_of_the_only_type() -> None:
 def test_pools_that_want_the_same_devices_share_workers() -> None:
     needs = {"a": Needs(accelerator_count=1), "b": Needs(accelerator_count=2)}
     (pool,) = pools(assigned(needs, node("1", gpus=2)))
-    assert (pool.workers, pool.actor, set(pool.labels)) == (1, ActorNeeds(0.0, 0, 2), {"a", "b"})
+    assert (pool.workers, pool.lease, set(pool.labels)) == (1, LeaseNeeds(0.0, 0, 2), {"a", "b"})
 
 
 def test_a_pool_that_others_have_joined_may_join_another() -> None:
@@ -115,21 +115,21 @@ def test_a_large_worker_may_take_the_place_of_two_small_ones() -> None:
     t4 = Needs(accelerator_count=1, accelerator_type="T4")
     needs = {"a": Needs(accelerator_count=3), "b": t4, "c": replace(t4, accelerator_count=2)}
     (pool,) = pools(assigned(needs, node("1", gpus=3, kind="T4")))
-    assert (pool.workers, pool.actor) == (1, ActorNeeds(0.0, 0, 3, "T4"))
+    assert (pool.workers, pool.lease) == (1, LeaseNeeds(0.0, 0, 3, "T4"))
 
 
 def test_a_node_may_have_several_names_for_its_type() -> None:
     resources = {"CPU": 8.0, "GPU": 1.0, "accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0}
     entry = {"NodeID": "1", "NodeManagerAddress": "10.0.0.1", "Resources": {**resources, "memory": 8e9}}
     needs = {"a": Needs(accelerator_count=1, accelerator_type="nvidia-a100-80gb")}
-    assert pools(assigned(needs, node_of(entry, here="1")))[0].actor == ActorNeeds(0.0, 0, 1, "A100-80G")
+    assert pools(assigned(needs, node_of(entry, here="1")))[0].lease == LeaseNeeds(0.0, 0, 1, "A100-80G")
 
 
 def test_chips_of_tpus_are_accelerators() -> None:
     resources = {"CPU": 8.0, "TPU": 4.0, "accelerator_type:TPU-V4": 1.0, "memory": 8e9}
     entry = {"NodeID": "1", "NodeManagerAddress": "10.0.0.1", "Resources": resources}
     (pool,) = pools(assigned({"a": Needs(accelerator_count=4)}, node_of(entry, here="1")))
-    assert (pool.workers, pool.actor) == (1, ActorNeeds(0.0, 0, 4, "", "tpu"))
+    assert (pool.workers, pool.lease) == (1, LeaseNeeds(0.0, 0, 4, "", "tpu"))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_options_may_ask_for_more_than_there_is_now() -> None:
     found = assigned(needs, node("1", 2), accelerators=3, cpu_workers=5)
     assert found["a"].pool.nodes == ("1", "1", "", "", "")
     assert found["b"].pool.nodes == ("", "", "")
-    assert found["b"].pool.actor == ActorNeeds(0.0, 0, 1, "L4")
+    assert found["b"].pool.lease == LeaseNeeds(0.0, 0, 1, "L4")
 
 
 def test_options_may_ask_for_less_than_there_is() -> None:
@@ -189,13 +189,13 @@ def test_options_may_ask_for_less_than_there_is() -> None:
 def test_more_kinds_of_steps_than_cores_share_the_cores() -> None:
     needs = {name: Needs(max_active_bundles=i + 1) for i, name in enumerate("abc")}
     found = pools(assigned(needs, node("1", 2)))
-    assert sorted((pool.workers, pool.actor.cpus) for pool in found if pool.actor) == [(1, 0.0), (1, 1.0), (1, 1.0)]
+    assert sorted((pool.workers, pool.lease.cpus) for pool in found if pool.lease) == [(1, 0.0), (1, 1.0), (1, 1.0)]
 
 
 def test_a_cluster_without_cores_lets_workers_wait(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="luminosity"):
         (pool,) = pools(assigned({"a": Needs()}, node("1", 0)))
-    assert (pool.nodes, pool.actor) == (("",), ActorNeeds(1.0, 0, 0))
+    assert (pool.nodes, pool.lease) == (("",), LeaseNeeds(1.0, 0, 0))
     assert "step 'a' needs 1 core, and no node of the cluster has it now: it waits until a node joins" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_idle_cores_of_other_pools_are_borrowed_where_they_are() -> None:
     assert (first.workers, first.borrowed, second.workers, second.borrowed) == (2, 2, 2, 2)
     assert first.nodes[2:] == second.nodes[:2]
     running = PoolRun(first, first_writer=0)
-    asked = [running.actor_needs(index) for index in range(4)]
+    asked = [running.lease_needs(index) for index in range(4)]
     assert [(needs.cpus, needs.node) for needs in asked if needs is not None] == [
         *((1.0, node) for node in first.nodes[:2]),
         *((0.0, node) for node in first.nodes[2:]),
@@ -237,7 +237,7 @@ def test_what_is_planned_fits_on_the_nodes(sizes: list[tuple[int, int, int, str]
     nodes = [node(str(i), *size) for i, size in enumerate(sizes)]
     found = assigned({f"step {i}": each for i, each in enumerate(needs)}, *nodes)
     for each in nodes:
-        here = [p.actor for p in pools(found) for name in p.nodes[: p.workers] if name == each.id]
+        here = [p.lease for p in pools(found) for name in p.nodes[: p.workers] if name == each.id]
         asked = [actor for actor in here if actor is not None]
         assert sum(actor.cpus for actor in asked) <= each.cores + 1e-6
         assert sum(actor.memory for actor in asked) <= each.ram_bytes
@@ -246,7 +246,7 @@ def test_what_is_planned_fits_on_the_nodes(sizes: list[tuple[int, int, int, str]
     has_cores = any(each.cores for each in nodes)
     for pool in pools(found):
         assert pool.workers >= 1
-        assert pool.actor is not None
+        assert pool.lease is not None
         # A worker that waits for ever would keep its run from ending.
         assert all(pool.nodes) or not has_cores
         assert pool.nodes[pool.workers :] == () or pool.borrowed == len(pool.nodes) - pool.workers

@@ -52,7 +52,7 @@ class RunParts:
     test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
     checkpoint: CheckpointHook | None  # if the run is kept in a folder
-    cluster: ClusterView | None  # where workers are actors
+    cluster: ClusterView | None  # on whose nodes the workers run
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
 
 

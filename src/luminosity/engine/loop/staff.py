@@ -16,8 +16,8 @@ __all__ = ["Staff"]
 
 _MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
 _HOPEFUL_S = 60.0  # how long a cluster may have no worker that is ready before failed starts end the run
-_MAX_FAILED_ACTORS = 10  # the same on a cluster, where processes are lost more often, and start at the same time
-_ACTORS_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
+_MAX_FAILED_ON_NODES = 10  # the same on a cluster, where processes are lost more often, and start at the same time
+_ON_NODES_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
 _BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
 _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
@@ -45,7 +45,9 @@ class Staff:
         since their start takes seconds.
         """
         for pool in self._parts.pools:
-            ahead = min(_ACTORS_AHEAD, pool.plan.workers) if pool.plan.actor is not None else int(bool(pool.load_ahead))
+            ahead = (
+                min(_ON_NODES_AHEAD, pool.plan.workers) if pool.plan.lease is not None else int(bool(pool.load_ahead))
+            )
             for index in range(len(pool.plan.device_groups) or ahead):
                 self._start(pool, index)
 
@@ -118,9 +120,9 @@ class Staff:
             return
         pool = worker.pool
         pool.failed_starts += 1
-        most = _MAX_FAILED_STARTS if pool.plan.actor is None else _MAX_FAILED_ACTORS
-        # A cluster may lose starting actors for a while, and go on with those that it has.
-        is_hopeful = pool.plan.actor is not None and (pool.connected or time.monotonic() - pool.ready_at < _HOPEFUL_S)
+        most = _MAX_FAILED_STARTS if pool.plan.lease is None else _MAX_FAILED_ON_NODES
+        # A cluster may lose starting workers for a while, and go on with those that it has.
+        is_hopeful = pool.plan.lease is not None and (pool.connected or time.monotonic() - pool.ready_at < _HOPEFUL_S)
         if pool.failed_starts >= most and not is_hopeful:
             raise WorkerStartFailed(
                 f"a worker of pool {pool.plan.name!r} {describe_exit(code)} before it was ready, "

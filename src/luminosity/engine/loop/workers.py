@@ -18,7 +18,7 @@ from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
 from luminosity.engine.loop.metrics import BusyTime
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.engine.resources.pools import SOURCE_SLOTS, Pool
 from luminosity.engine.workers.launcher import Launcher, Process
 from luminosity.engine.workers.request import WorkerRequest
@@ -246,9 +246,9 @@ class PoolRun:
         borrowed = range(self.plan.workers, self.plan.workers + self.plan.borrowed)
         return next((i for i in borrowed if i not in self.workers), None)
 
-    def actor_needs(self, index: int) -> ActorNeeds | None:
+    def lease_needs(self, index: int) -> LeaseNeeds | None:
         """Return what the worker at ``index`` asks a cluster for. On a borrowed core it asks for no core of its own."""
-        needs = self.plan.actor
+        needs = self.plan.lease
         if needs is None:
             return None
         node = self.plan.nodes[index] if index < len(self.plan.nodes) else ""
@@ -352,6 +352,6 @@ def start(
         is_stream=worker.pool.is_stream,
         prints=prints,
         pipeline_options=config.worker_options,
-        actor=worker.pool.actor_needs(worker.index),
+        lease=worker.pool.lease_needs(worker.index),
     )
     worker.process = launcher.start(request, lambda code: on_exit(worker, code))

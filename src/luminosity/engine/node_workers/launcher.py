@@ -126,7 +126,7 @@ class NodeLauncher:
         """Ask the cluster for a worker. Does not wait for it. Raises why an earlier one was refused, if it was."""
         if self._refusal is not None:
             raise self._refusal
-        needs = request.actor
+        needs = request.lease
         assert needs is not None
         process = NodeProcess(
             request.worker_id,
@@ -201,7 +201,7 @@ class NodeLauncher:
             load_ahead=os.path.basename(request.load_ahead),
             private_folders=[],
             prints={},
-            actor=None,
+            lease=None,
         )
         if not (process.is_killed or process.has_ended):
             agent.start(request, self._read_by_driver)

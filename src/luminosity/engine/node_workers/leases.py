@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.engine.resources.machine import detect_accelerators
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.errors import BlockLost
 from luminosity.extras import require
 
@@ -25,10 +25,10 @@ _END_S = 5.0  # for the thread to end
 _LITTLE = 0.001  # of the resource that says the type of accelerators: it only chooses the node
 
 
-def bundle_of(needs: ActorNeeds) -> dict[str, float]:
+def bundle_of(needs: LeaseNeeds) -> dict[str, float]:
     """Return the needs as resources of Ray; empty if the worker needs none of its own.
 
-    >>> bundle_of(ActorNeeds(cpus=1, memory=1 << 30, gpus=2, accelerator_type="L4"))
+    >>> bundle_of(LeaseNeeds(cpus=1, memory=1 << 30, gpus=2, accelerator_type="L4"))
     {'CPU': 1, 'memory': 1073741824, 'GPU': 2, 'accelerator_type:L4': 0.001}
     """
     resources: dict[str, float] = {
@@ -63,7 +63,7 @@ class Leases:
         self._thread = threading.Thread(target=self._look, name="luminosity-leases", daemon=True)
         self._thread.start()
 
-    def ask(self, worker_id: str, needs: ActorNeeds, avoided: Iterable[str], on_placed: Callable[[str], None]) -> None:
+    def ask(self, worker_id: str, needs: LeaseNeeds, avoided: Iterable[str], on_placed: Callable[[str], None]) -> None:
         """Ask the cluster for what a worker needs, if possible on ``needs.node``, and never on nodes to be avoided.
 
         The plan has found room for all workers. If Ray spread them at will, small ones could take the last node on
@@ -83,7 +83,7 @@ class Leases:
             self._leases[worker_id] = _Lease(group, on_placed, time.monotonic() + _FIRST_LOOK_S)
         self._changed.set()
 
-    def devices(self, worker_id: str, needs: ActorNeeds) -> tuple[str, ...]:
+    def devices(self, worker_id: str, needs: LeaseNeeds) -> tuple[str, ...]:
         """Return the accelerators that belong to a placed lease. Waits for the node; raises :class:`BlockLost`."""
         ray = require("ray", "ray")
         strategies = require("ray.util.scheduling_strategies", "ray")

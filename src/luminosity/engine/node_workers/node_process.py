@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.engine.workers.launcher import OnExit
 
 __all__ = ["KILLED", "NodeProcess"]
@@ -25,7 +25,7 @@ class NodeProcess:
     def __init__(
         self,
         worker_id: str,
-        needs: ActorNeeds,
+        needs: LeaseNeeds,
         *,
         on_exit: OnExit,
         on_killed: Callable[[NodeProcess], None],

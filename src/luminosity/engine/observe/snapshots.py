@@ -102,7 +102,7 @@ class Snapshots:
         stages = self._stage_views(seconds, is_last)
         cluster = self._parts.cluster
         if cluster is not None:
-            self._look_at_actors()
+            self._look_at_nodes()
         running = {
             worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
             for pool in self._parts.pools
@@ -123,7 +123,7 @@ class Snapshots:
             nodes=cluster.nodes() if cluster is not None else (),
         )
 
-    def _look_at_actors(self) -> None:
+    def _look_at_nodes(self) -> None:
         """Pass on what workers on other machines have said of themselves."""
         for pool in self._parts.pools:
             for worker in pool.workers.values():

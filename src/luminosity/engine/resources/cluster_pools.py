@@ -14,7 +14,7 @@ from luminosity.engine.resources.device_types import cluster_type, types_of
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import CLUSTER_DEVICE, Machine
-from luminosity.engine.resources.nodes import ActorNeeds, Node
+from luminosity.engine.resources.nodes import LeaseNeeds, Node
 from luminosity.engine.resources.rooms import Room, Rooms
 
 __all__ = ["limited_to_nodes", "size_on_cluster"]
@@ -93,7 +93,7 @@ class _Placed:
     """The workers of a draft: what each asks for, and the ids of their nodes so far."""
 
     draft: Draft
-    needs: ActorNeeds
+    needs: LeaseNeeds
     nodes: list[str] = field(default_factory=list[str])
 
     @property
@@ -168,7 +168,7 @@ def _place_first(
     """Place the first worker of a pool, beside those of the pools that were placed before."""
     has_own_cores = draft.cores_are_asked_for or not draft.groups
     having = _of_kind(machine.nodes, draft.device_type)
-    needs = ActorNeeds(
+    needs = LeaseNeeds(
         cpus=draft.cores if has_own_cores else 0.0,
         memory=draft.ram,
         gpus=draft.devices_per_worker,
@@ -197,7 +197,7 @@ def _place_first(
 
 def _join(
     draft: Draft,
-    needs: ActorNeeds,
+    needs: LeaseNeeds,
     rooms: Rooms,
     placed: list[_Placed],
     joined: dict[int, Draft],
@@ -236,7 +236,7 @@ def _join(
     return False
 
 
-def _partners(needs: ActorNeeds, placed: list[_Placed]) -> Iterator[tuple[str, list[_Placed]]]:
+def _partners(needs: LeaseNeeds, placed: list[_Placed]) -> Iterator[tuple[str, list[_Placed]]]:
     """Yield the device pools that one with these needs may join, and the type of accelerators that they would have."""
     devices = sorted((each for each in placed if each.needs.gpus and each.nodes[0]), key=lambda each: -each.needs.gpus)
     types = [needs.accelerator_type] if needs.accelerator_type else [each.needs.accelerator_type for each in devices]
@@ -248,11 +248,11 @@ def _partners(needs: ActorNeeds, placed: list[_Placed]) -> Iterator[tuple[str, l
             yield kind, fitting[:count]
 
 
-def _limited(needs: ActorNeeds, room: Room) -> ActorNeeds:
+def _limited(needs: LeaseNeeds, room: Room) -> LeaseNeeds:
     return replace(needs, cpus=min(needs.cpus, max(0.0, room.cores)), memory=min(needs.memory, max(0, room.ram)))
 
 
-def _too_much(draft: Draft, needs: ActorNeeds, less: ActorNeeds) -> Missing:
+def _too_much(draft: Draft, needs: LeaseNeeds, less: LeaseNeeds) -> Missing:
     asks = f"step {draft.labels[0]!r} asks for {needs.words}"
     return Missing(
         f"{asks}; beside the other steps, the cluster's nodes have {less.words}", "its workers get that much"
@@ -303,7 +303,7 @@ def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine) -> dict[int, P
             workers=len(each.nodes),
             labels=tuple(each.draft.labels),
             borrowed=len(borrowed[id(each)]),
-            actor=each.needs,
+            lease=each.needs,
             nodes=(*each.nodes, *borrowed[id(each)]),
         )
     return pools

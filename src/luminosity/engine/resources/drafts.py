@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luminosity.core import WorkerShare
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.engine.resources.python_environments import PythonEnvironment
 
 __all__ = ["Draft", "Missing", "Pool", "StageToPlace"]
@@ -38,7 +38,7 @@ class Pool:
     labels: tuple[str, ...]  # of the stages that run here
     borrowed: int = 0  # further workers that may run while cores of other CPU pools are idle
     python: PythonEnvironment | None = None  # in which its workers run; None for that of this process
-    actor: ActorNeeds | None = None  # what each worker asks of a cluster; None on one machine
+    lease: LeaseNeeds | None = None  # what each worker asks of a cluster; None on one machine
     # On a cluster, the id of the node with room for each worker: first for the pool's own ones, then for those on
     # borrowed cores; empty for one that waits for a node. The cluster may place a worker elsewhere.
     nodes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from luminosity._text import format_size
 from luminosity.events import NodeInfo
 
-__all__ = ["ActorNeeds", "Node"]
+__all__ = ["LeaseNeeds", "Node"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Node:
 
 
 @dataclass(frozen=True)
-class ActorNeeds:
+class LeaseNeeds:
     """What a worker on a cluster asks for. The cluster places it on a node that has all of it free.
 
-    >>> ActorNeeds(cpus=1.0, memory=2 << 30, gpus=2, accelerator_type="L4").words
+    >>> LeaseNeeds(cpus=1.0, memory=2 << 30, gpus=2, accelerator_type="L4").words
     '1 core, 2GiB RAM, 2 GPUs L4'
     """
 

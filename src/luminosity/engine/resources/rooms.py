@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from luminosity.engine.resources.nodes import ActorNeeds, Node
+from luminosity.engine.resources.nodes import LeaseNeeds, Node
 
 __all__ = ["Room", "Rooms"]
 
@@ -21,7 +21,7 @@ class Room:
     ram: int
     accelerators: int
 
-    def has(self, needs: ActorNeeds) -> bool:
+    def has(self, needs: LeaseNeeds) -> bool:
         """Return whether a worker with these needs fits."""
         return (
             needs.cpus <= self.cores + _LITTLE
@@ -30,10 +30,10 @@ class Room:
             and (not needs.gpus or self._has_type(needs))
         )
 
-    def _has_type(self, needs: ActorNeeds) -> bool:
+    def _has_type(self, needs: LeaseNeeds) -> bool:
         return self.node.accelerator_kind == needs.accelerator_kind and self.node.is_of(needs.accelerator_type)
 
-    def add(self, needs: ActorNeeds, workers: int) -> None:
+    def add(self, needs: LeaseNeeds, workers: int) -> None:
         """Take the needs of some workers away, or give them back with a negative number."""
         self.cores -= needs.cpus * workers
         self.ram -= needs.memory * workers
@@ -47,7 +47,7 @@ class Rooms:
         self.all = [Room(node, node.cores, node.ram_bytes, int(node.accelerators)) for node in nodes]
         self._by_id = {room.node.id: room for room in self.all}
 
-    def place(self, needs: ActorNeeds) -> str:
+    def place(self, needs: LeaseNeeds) -> str:
         """Take the room for a worker and return the id of its node, or an empty string if no node has room.
 
         Workers on accelerators fill one node after the other. The others spread over the nodes with the most free
@@ -63,15 +63,15 @@ class Rooms:
         best.add(needs, 1)
         return best.node.id
 
-    def enter(self, node_id: str, needs: ActorNeeds) -> None:
+    def enter(self, node_id: str, needs: LeaseNeeds) -> None:
         """Take the room for a worker on a node that has it."""
         self._by_id[node_id].add(needs, 1)
 
-    def leave(self, node_id: str, needs: ActorNeeds) -> None:
+    def leave(self, node_id: str, needs: LeaseNeeds) -> None:
         """Give the room of a worker back."""
         self._by_id[node_id].add(needs, -1)
 
-    def largest(self, needs: ActorNeeds) -> Room | None:
+    def largest(self, needs: LeaseNeeds) -> Room | None:
         """Return the room with the most RAM and cores among those with the accelerators; None if there is none."""
         devices = replace(needs, cpus=0.0, memory=0)
         found = [room for room in self.all if room.has(devices)]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from luminosity.engine.resources.nodes import ActorNeeds
+    from luminosity.engine.resources.nodes import LeaseNeeds
 
 __all__ = ["NodeBlocks", "WorkerRequest"]
 
@@ -45,7 +45,7 @@ class WorkerRequest:
     # The fields of fnapi.security.WorkerAccess; None if the server is a unix socket. Not shown: it holds a token.
     access: dict[str, str] | None = field(default=None, repr=False)
     source_folder: str = ""  # of the driver, if the working directory is a copy of it: errors name its files
-    actor: ActorNeeds | None = None  # what to ask a cluster for; None for a process of this machine
+    lease: LeaseNeeds | None = None  # what to ask a cluster for; None for a process of this machine
     # The fields of NodeBlocks, once the worker has a place on a node of a cluster; None for a process of this machine.
     node_blocks: dict[str, Any] | None = None
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
-from luminosity.engine.resources.nodes import ActorNeeds
+from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.engine.resources.pools import Pool
 
 __all__ = ["plan_json"]
@@ -44,13 +44,13 @@ def _pool(pool: Pool) -> dict[str, Any]:
         "bundles_per_worker": pool.slots,
         "devices": [list(group) for group in pool.device_groups],
         # On a cluster: what each worker asks for, how many have room on which node, and how many wait for one.
-        "asks_for": _asked(pool.actor) if pool.actor is not None else None,
+        "asks_for": _asked(pool.lease) if pool.lease is not None else None,
         "workers_by_node": dict(fitting),
         "waiting_workers": waiting,
     }
 
 
-def _asked(needs: ActorNeeds) -> dict[str, Any]:
+def _asked(needs: LeaseNeeds) -> dict[str, Any]:
     return {name: value for name, value in asdict(needs).items() if name != "node"}  # each worker has its own
 
 

@@ -77,9 +77,9 @@ def _places(plan: Explanation) -> Table:
     """Return which pool fits where; an empty table for a plan of one machine."""
     table = _table("pool", "each worker asks for", "room now", "in all")
     for pool in plan.pools:
-        if pool.actor is not None:
+        if pool.lease is not None:
             where = places_in_words(pool, plan.machine)
-            table.add_row(_pool(plan, pool), pool.actor.words, where, str(pool.workers))
+            table.add_row(_pool(plan, pool), pool.lease.words, where, str(pool.workers))
     return table
 
 

@@ -63,8 +63,8 @@ def share_in_words(pool: Pool) -> str:
 
 def devices_in_words(pool: Pool) -> str:
     """Return the devices of ``pool``, worker by worker; on a cluster, which chooses them, what each worker asks for."""
-    if pool.actor is not None:
-        return f"{replace(pool.actor, cpus=0.0, memory=0).words} each"
+    if pool.lease is not None:
+        return f"{replace(pool.lease, cpus=0.0, memory=0).words} each"
     return ", ".join("+".join(group) for group in pool.device_groups)
 
 
