@@ -174,11 +174,10 @@ def _on_nodes(
     paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
     files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
     folders.guard(start_cleaner)
-    found = nodes()
     marker = ""
     if checkpoint is not None:
         marker = shared_folder.mark(folders.spill)
-        shared_folder.check_nodes(marker, found)
+        shared_folder.check_nodes(marker, nodes())
     inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
     folders.url = inner.url
     run = RunOnNodes(
@@ -194,7 +193,6 @@ def _on_nodes(
         url=inner.url,
         security=security,
         driver_node=session.node_id,
-        first_nodes=[node.id for node in found if node.cores],
         read_by_driver=sorted(_read_by_driver(graph)),
     )
     blocks.find_remote = workers.objects.find

@@ -40,7 +40,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
-_AGENTS_AHEAD = 8  # nodes whose agents start with the run, before workers have places there
 _MOST_NODES = 100  # in a snapshot
 _THREADS = 16  # that bring workers up, so that the start of a hundred nodes does not take one after the other
 
@@ -56,13 +55,12 @@ class NodeLauncher:
         url: str,
         security: RunSecurity,
         driver_node: str,
-        first_nodes: Sequence[str],
         read_by_driver: Sequence[str],
     ) -> None:
         """Make a launcher.
 
-        ``sent`` is the archive of the user's code. ``first_nodes`` are likely to get workers. ``read_by_driver`` are
-        the outputs of steps whose elements the driver reads itself.
+        ``sent`` is the archive of the user's code. ``read_by_driver`` are the outputs of steps whose elements the
+        driver reads itself.
         """
         self._url = url
         self._security = security
@@ -85,9 +83,6 @@ class NodeLauncher:
         self._leases = Leases()
         self._samples = NodeSamples(self._agents)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-nodes")
-        # An agent takes longer to start than a worker, so those of the first nodes don't wait for their workers.
-        for node_id in first_nodes[:_AGENTS_AHEAD]:
-            self._submit(self._use_node, node_id)
         self._watch = NodeWatch(
             self._agents,
             on_frozen=lambda node_id: self._submit(self._forget_node, node_id),
@@ -162,13 +157,6 @@ class NodeLauncher:
             workers = Counter(each.node_id for each in self._processes.values())
         known = [agent.node_id for agent in self._agents.all() if agent.node_id not in self._avoided]
         return min(known, key=lambda node_id: workers[node_id], default=self._driver_node)
-
-    def _use_node(self, node_id: str) -> None:
-        """Start the agent of a node, which then holds copies of blocks."""
-        try:
-            self._agent_at(node_id)
-        except (BlockLost, WorkerStartFailed) as error:
-            _LOGGER.debug("%s", error)  # a worker that starts there reports it
 
     def _agent_at(self, node_id: str) -> Agent:
         """Return the agent of a node. Those of other nodes hold copies of blocks from then on."""
