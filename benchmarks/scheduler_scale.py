@@ -13,7 +13,8 @@ Questions, the first two for 10, 100 and 500 workers:
   the time begins or ends count with their part of it. The column "ended" counts those whole that end in the time, and
   none that ends later: bundles still grow, so it shows some percent less.
 - Does it carry a cluster? Two CPU workers for each accelerator work on the same elements, in the same way (only with
-  ``--case=cluster``, where ``--workers`` counts accelerators: 500 of them want 1,500 bundles of a second each second).
+  ``--case=cluster`` or ``all``: there ``--workers`` counts accelerators, and 500 of them want 1,500 bundles of a second
+  each second).
 
 ``--sockets`` lets processes act for the workers over gRPC instead, as real workers do: then the server's threads, which
 share the interpreter with the loop, are measured, too. ``--profile`` prints where the loop spends its time.
@@ -58,6 +59,7 @@ from luminosity.engine.workers.failure import Failure
 _SECONDS = 8.0  # of each case
 _ELEMENT_S = 0.02  # of work, in the usual case
 _WORKERS = (10, 100, 500)
+_CASES = ("most", "usual", "cluster")
 _CPU_WORKERS_EACH = 2  # of an accelerator, in the case of a cluster
 _MOST_ELEMENTS = 4_500_000  # more than all workers do in the time of a case
 _BLOCK_ELEMENTS = 1000  # of the source's output
@@ -217,12 +219,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=_SECONDS)
     parser.add_argument("--sockets", action="store_true")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--case", choices=("most", "usual", "both", "cluster"), default="both")
+    parser.add_argument("--case", choices=(*_CASES, "both", "all"), default="both")
     parsed = parser.parse_args()
     logging.disable(logging.WARNING)
     heads = ("workers", "case", "bundles/s", "cores: loop", "process", "no core", "ms a bundle", "busy", "ended")
     print("  ".join(f"{head:>12}" for head in heads))
-    for case in ("most", "usual") if parsed.case == "both" else (parsed.case,):
+    for case in {"both": _CASES[:2], "all": _CASES}.get(parsed.case, (parsed.case,)):
         # The loop would make longer bundles, and fewer of them, of elements that take no time.
         sizing.BundleSize.next = one_element if case == "most" else _NEXT  # pyright: ignore[reportAttributeAccessIssue]
         for workers in parsed.workers:

@@ -48,6 +48,9 @@ _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for th
 _SUSPECT_S = 1.0  # a source that has run alone for this long does not kill workers: it may wait for hours
 _LOOK_S = 0.25  # between two looks at all workers: short beside any time that is allowed to them
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
+_LEAST_TIMEOUT_S = 0.001  # of a wait for messages: threads that send them get the interpreter meanwhile
+_MANY_WORKERS = 100  # for which the loop lets messages gather: a round of the loop costs as much as half a bundle
+_GATHER_S = 0.004  # from one round to the next, with many workers: short beside their bundles
 _HANDLE_S = 0.01  # how long messages may keep the loop from starting bundles: a worker that is done waits for its next
 
 
@@ -89,6 +92,7 @@ class Scheduler:
         self._is_pumping = False
         self._has_changed = False  # whether bundles have ended since the watermarks were computed
         self._look_at = 0.0  # when to look at all workers again
+        self._round_at = 0.0  # when the last messages were handled
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
         self._latest_first = parts.stages[::-1]
         # The loop looks at these all the time. Most buffers and stages only pass elements on.
@@ -286,11 +290,15 @@ class Scheduler:
         """Handle the messages that have arrived, for a moment. Waits up to ``timeout`` seconds for the first.
 
         If hundreds of workers end their bundles at the same time, the first of them get new ones before the messages of
-        the last are handled.
+        the last are handled. Messages that come one by one are handled together.
         """
+        has_many = len(self._staff.workers) >= _MANY_WORKERS and not self._is_pumping
         try:
-            message = self._messages.get(timeout=max(timeout, 0.001))
-            until = time.monotonic() + _HANDLE_S
+            message = self._messages.get(timeout=max(timeout, _GATHER_S if has_many else _LEAST_TIMEOUT_S))
+            if has_many:
+                time.sleep(max(0.0, self._round_at + _GATHER_S - time.monotonic()))
+            self._round_at = time.monotonic()
+            until = self._round_at + _HANDLE_S
             self._handle(message)
             while not self._messages.empty() and time.monotonic() < until:
                 self._handle(self._messages.get_nowait())
