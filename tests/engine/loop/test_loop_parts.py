@@ -14,11 +14,12 @@ from apache_beam.metrics import monitoring_infos
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
+from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.bundle import Deadlines
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.scheduler import in_turn
+from luminosity.engine.loop.scheduler import Scheduler, in_turn
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.splits import hasten
@@ -455,3 +456,20 @@ def test_metrics_that_wait_to_be_merged_are_few() -> None:
     while metrics.merge_one():
         left += 1
     assert 0 < left <= 16
+
+
+@pytest.mark.parametrize(("handle_s", "expected"), [(0.0, [1, 2, 3]), (60.0, [3, 3, 3])])
+def test_bundles_start_while_messages_wait(
+    monkeypatch: pytest.MonkeyPatch, handle_s: float, expected: list[int]
+) -> None:
+    handled: list[object] = []
+    monkeypatch.setattr(scheduler, "_HANDLE_S", handle_s)
+    monkeypatch.setattr(Scheduler, "_handle", lambda _, message: handled.append(message))
+    loop = Scheduler(cast(Any, SimpleNamespace(stages=[], buffers={}, pools=[])), cast(Any, None))
+    for _ in range(3):
+        loop.cancel()
+    counts: list[int] = []
+    for _ in range(3):
+        loop._handle_messages(0.0)  # pyright: ignore[reportPrivateUsage]
+        counts.append(len(handled))
+    assert counts == expected

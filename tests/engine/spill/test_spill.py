@@ -23,7 +23,7 @@ from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.spill import frames
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import SpillFile, StoredChunk
-from luminosity.engine.spill.quota import Ledger
+from luminosity.engine.spill.quota import Ledger, WriterQuota
 from luminosity.engine.spill.table import GroupTable
 from luminosity.errors import OptionError, SpillFailed
 from tests.processes import files_of_luminosity
@@ -134,6 +134,23 @@ def test_a_map_on_disk(tmp_path: Path) -> None:
     assert [key for key, _ in with_parts.with_prefix(b"")][:3] == [b"0000", b"0001", b"0003"]
     with_parts.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("writers", [3, 1500])
+def test_memory_is_counted_for_few_and_for_many_writers(tmp_path: Path, writers: int) -> None:
+    path = str(tmp_path / "quota")
+    ledger = Ledger(path, limit=10_000, writers=writers)
+    first, last = WriterQuota(path, 0), WriterQuota(path, writers - 1)
+    assert first.reserve(1000)
+    assert last.reserve(2000)
+    ledger.hold(500)
+    ledger.received(0, 1000)
+    assert ledger.used == ledger.peak == 3500
+    assert not last.reserve(6501)
+    ledger.writer_lost(writers - 1)
+    ledger.free(500)
+    ledger.gone(1000)
+    assert (ledger.used, ledger.peak) == (0, 3500)
 
 
 def test_room_is_made_again_after_something_large_was_out_of_reach(tmp_path: Path) -> None:
