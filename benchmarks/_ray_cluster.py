@@ -17,7 +17,17 @@ from typing import Any
 import _measure
 import psutil
 
-__all__ = ["CpuMeter", "FakeNode", "RayCluster", "address", "connect", "main", "read_parquet", "tell"]
+__all__ = [
+    "CpuMeter",
+    "FakeNode",
+    "RayCluster",
+    "address",
+    "connect",
+    "connect_ray_data",
+    "main",
+    "read_parquet",
+    "tell",
+]
 
 # Environment variables for the processes of the sides: the head's address, and the ids of the cluster's daemons.
 _ADDRESS = "LUMINOSITY_BENCHMARK_RAY"
@@ -193,14 +203,20 @@ class CpuMeter:
                 self._now[process.pid, process.create_time()] = times.user + times.system
 
 
-def connect() -> Any:
-    """Connect the process of a Ray Data side to the cluster, and return the module ``ray.data``."""
+def connect() -> None:
+    """Connect the process of a side to the cluster."""
     import logging
 
     import ray
-    import ray.data
 
     ray.init(address=address(), logging_level=logging.ERROR, log_to_driver=False)
+
+
+def connect_ray_data() -> Any:
+    """Connect the process of a Ray Data side to the cluster, and return the module ``ray.data``."""
+    import ray.data
+
+    connect()
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

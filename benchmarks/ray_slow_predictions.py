@@ -72,7 +72,7 @@ class SlowActor:
 
 
 def ray_data() -> dict[str, float]:
-    data = _ray_cluster.connect()
+    data = _ray_cluster.connect_ray_data()
     actors = data.ActorPoolStrategy(size=_ACCELERATORS)
     with _ray_cluster.CpuMeter() as meter:
         begun = time.perf_counter()

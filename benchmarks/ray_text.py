@@ -128,7 +128,7 @@ def ray_data(embed: Callable[[Any, Any], Any]) -> Run:
     import ray.data  # noqa: F401  # before the clock starts
 
     def run(source: Path, target: Path) -> None:
-        data = _ray_cluster.connect()
+        data = _ray_cluster.connect_ray_data()
         embed(_ray_cluster.read_parquet(data, source, _TEXTS[source.name] // _BLOCK), data).write_parquet(str(target))
 
     return run
