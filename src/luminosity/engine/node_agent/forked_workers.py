@@ -15,6 +15,7 @@ from luminosity.errors import WorkerStartFailed
 
 __all__ = ["Exit", "ForkedWorkers"]
 
+_KILLED = -9  # the exit code of a process that was killed
 _NOT_STARTED = 1  # the exit code of a worker that could not be started
 _LONGEST_WAIT_S = 10.0  # of a call that asks for exits: the driver then asks again
 _END_S = 5.0  # for the thread to end
@@ -45,7 +46,7 @@ class ForkedWorkers:
         self._is_shared = is_shared
         self._server = self._serve()
         self._processes: dict[str, Process | None] = {}  # None for those that wait for their start
-        self._killed: set[str] = set()
+        self._killed: set[str] = set()  # before they had started
         self._ended: list[Exit] = []
         self._changed = threading.Condition()
         self._is_closed = False
@@ -65,13 +66,16 @@ class ForkedWorkers:
         self._requests.put(request)
 
     def kill(self, worker_id: str) -> None:
-        """Kill a worker, also one that has not started yet."""
+        """Kill a worker. One that has not started yet counts as ended at once, and never runs anything."""
         with self._changed:
             if worker_id not in self._processes:
                 return  # it has ended
-            self._killed.add(worker_id)
             process = self._processes[worker_id]
-        if process is not None:
+            if process is None:
+                self._killed.add(worker_id)
+        if process is None:
+            self._note(Exit(worker_id, _KILLED))
+        else:
             process.kill()
 
     def exits(self) -> list[Exit]:
@@ -97,24 +101,27 @@ class ForkedWorkers:
     def _start_all(self) -> None:
         while (request := self._requests.get()) is not None:
             worker_id = request.worker_id
-            try:
-                if not self._server.is_alive() and not self._is_closed:
-                    self._server = self._serve()
-                process = self._server.start(
-                    request, lambda code, worker_id=worker_id: self._note(Exit(worker_id, code))
-                )
-            except WorkerStartFailed as error:
-                self._note(Exit(worker_id, _NOT_STARTED, error.message))
-                continue
-            with self._changed:
-                if worker_id in self._processes:
-                    self._processes[worker_id] = process
-            if worker_id in self._killed:
-                process.kill()
+            if worker_id not in self._killed:
+                self._start(request)
+            self._killed.discard(worker_id)
+
+    def _start(self, request: WorkerRequest) -> None:
+        worker_id = request.worker_id
+        try:
+            if not self._server.is_alive() and not self._is_closed:
+                self._server = self._serve()
+            process = self._server.start(request, lambda code: self._note(Exit(worker_id, code)))
+        except WorkerStartFailed as error:
+            self._note(Exit(worker_id, _NOT_STARTED, error.message))
+            return
+        with self._changed:
+            if worker_id in self._processes:
+                self._processes[worker_id] = process
+        if worker_id in self._killed or self._is_closed:
+            process.kill()
 
     def _note(self, ended: Exit) -> None:
         with self._changed:
             self._processes.pop(ended.worker_id, None)
-            self._killed.discard(ended.worker_id)
             self._ended.append(ended)
             self._changed.notify_all()

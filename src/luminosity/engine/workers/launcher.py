@@ -220,6 +220,7 @@ class ForkServer:
         self._starting: dict[str, tuple[Future[int], OnExit]] = {}  # by worker
         self._on_exit: dict[int, OnExit] = {}
         self._is_closed = False
+        self._is_ready = False  # whether it has imported Beam and serves
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
     def is_alive(self) -> bool:
@@ -266,6 +267,8 @@ class ForkServer:
         self._is_closed = True
         os.close(self._lifeline)
         self._control.shutdown(socket.SHUT_RDWR)
+        if not self._is_ready:
+            self._process.kill()  # it would import Beam to the end; it has no workers yet
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -292,7 +295,9 @@ class ForkServer:
             self._process.wait(_END_TIMEOUT_S)  # otherwise it stays as a zombie, for which a notebook's kernel waits
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if "started" in message:
+        if "ready" in message:
+            self._is_ready = True
+        elif "started" in message:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is None:
