@@ -8,8 +8,8 @@ there already: these are Ray Data's best terms.
 
 Ray Data has three sides. As it comes: ``read_parquet`` and ``map_batches`` with a function and NumPy batches. Its
 default reader in Ray 2.60 then puts all rows into one block, and one core does all the work, whatever
-``override_num_blocks`` says. The two others read with its older reader and get two blocks a core: one with the function,
-one with an actor per core and batches of 65,536 rows.
+``override_num_blocks`` says. The two others read with its older reader and get two blocks a core: one with the
+function, one with an actor per core and batches of 65,536 rows.
 """
 
 from __future__ import annotations
