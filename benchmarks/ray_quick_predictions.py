@@ -4,7 +4,7 @@ The table, the model and the check are those of ``quick_predictions.py``: 1,000,
 model. All sides read and write the same folder, which all nodes see. Each side is a fresh process that imports its
 libraries, connects to the cluster and then runs twice. The time of a run begins when the process is connected;
 "process" is all of it, to the end of the first run. In the second run the processes that Ray keeps for this driver are
-there already: these are Ray Data's best terms.
+there already: these are Ray Data's best terms. All run in an empty folder: ours sends the working folder to the nodes.
 
 Ray Data has three sides. As it comes: ``read_parquet`` and ``map_batches`` with a function and NumPy batches. Its
 default reader in Ray 2.60 then puts all rows into one block, and one core does all the work, whatever
@@ -69,6 +69,8 @@ class Score:
 def twice(run: Callable[[Path, Path, Path], Any]) -> dict[str, float]:
     """Run, check the result, and do both again."""
     folder = Path(os.environ[_FOLDER])
+    (folder / "empty").mkdir(exist_ok=True)
+    os.chdir(folder / "empty")
     source, target, weights = folder / "source", folder / "target", folder / "weights.npy"
     began_s = psutil.Process().create_time()
     measured: dict[str, float] = {}

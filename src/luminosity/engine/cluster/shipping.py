@@ -36,6 +36,7 @@ __all__ = ["Sent", "check_versions", "pack", "unpack", "versions"]
 _LOGGER = logging.getLogger(__name__)
 
 _CONTENTS = "luminosity-shipped.json"
+_COMPRESSED_FROM = 32_000_000  # bytes in all: a network moves less in less time than compressing it takes
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 _SAME_EVERYWHERE = ("luminosity", "apache-beam")
 
@@ -62,17 +63,19 @@ def pack(
     archive = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
         files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        is_small = sum(map(os.path.getsize, files.values())) < _COMPRESSED_FROM
+        compression = zipfile.ZIP_STORED if is_small else zipfile.ZIP_DEFLATED
+        with zipfile.ZipFile(archive, "w", compression, compresslevel=1) as file:
             for name, path in sorted(files.items()):
-                _add(file, name, path)
+                _add(file, name, path, compression)
             contents = {"import_path": choice.import_path, "working_folder": folder}
             file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps(contents))
     return archive.getvalue()
 
 
-def _add(file: zipfile.ZipFile, name: str, path: str) -> None:
+def _add(file: zipfile.ZipFile, name: str, path: str, compression: int) -> None:
     entry = zipfile.ZipInfo(name, _LONG_AGO)
-    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.compress_type = compression
     entry.external_attr = (os.stat(path).st_mode & 0o777) << 16
     with open(path, "rb") as source:
         file.writestr(entry, source.read())
@@ -105,9 +108,17 @@ class Sent:
 
 def unpack(archive: Any, root: str) -> Sent:
     """Unpack what :func:`pack` has returned into a new folder."""
+    made: set[str] = set()
     with zipfile.ZipFile(io.BytesIO(memoryview(archive))) as file:
         for entry in file.infolist():
-            os.chmod(file.extract(entry, root), (entry.external_attr >> 16 & 0o777) or 0o600)
+            path = os.path.join(root, entry.filename)
+            parent = os.path.dirname(path)
+            if parent not in made:
+                os.makedirs(parent, exist_ok=True)
+                made.add(parent)
+            mode = (entry.external_attr >> 16 & 0o777) or 0o600
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as copy:
+                copy.write(file.read(entry))
         contents: dict[str, Any] = json.loads(file.read(_CONTENTS))
     os.makedirs(os.path.join(root, WORK), exist_ok=True)  # It is not in the archive if it is empty.
     return Sent(root, contents["working_folder"], [os.path.join(root, each) for each in contents["import_path"]])
