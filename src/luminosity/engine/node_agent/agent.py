@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -59,15 +58,6 @@ class NodeAgent:
         self._desk = BlockDesk(os.path.join(self._folder.memory, "blocks"), _fetch)
         self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"))
         self._load = NodeLoad(self._node_id)
-
-    def folder(self) -> dict[str, str]:
-        """Return ``path`` (the given files lie in it by name), ``memory``, ``node_id`` and ``host``."""
-        return {
-            "path": self._folder.path,
-            "memory": self._folder.memory,
-            "node_id": self._node_id,
-            "host": socket.gethostname(),
-        }
 
     def install(self) -> None:
         """Install the packages that the run brings along.

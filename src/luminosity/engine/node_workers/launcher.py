@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 _CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
 _MOST_NODES = 100  # in a snapshot
-_THREADS = 16  # that bring workers up, so that the start of a hundred nodes does not take one after the other
+_THREADS = 16  # of each kind of work: the start of a hundred nodes must not take one after the other
 
 
 class NodeLauncher:
@@ -71,29 +71,33 @@ class NodeLauncher:
         self._closed = threading.Event()
         self._calls = 0  # of threads that may be inside Ray now
         self._refusal: WorkerStartFailed | None = None  # why no worker can start
-        self._avoided: set[str] = set()  # nodes that are gone, frozen or leaving
+        self._avoided: frozenset[str] = frozenset()  # nodes that are gone, frozen or leaving
         self.objects = ObjectTable(driver_node)
         self._agents = Agents(
             run,
             sent,
             driver_node,
-            on_exits=lambda exits: self._submit(self._exited, exits),
-            on_lost=lambda node_id: self._submit(self._forget_node, node_id),
+            on_exits=lambda exits: self._submit(self._reports, self._exited, exits),
+            on_lost=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
         )
         self._leases = Leases()
         self._samples = NodeSamples(self._agents)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-nodes")
+        # Starts wait for agents, which may install packages for minutes, and losses wait for copies of blocks. Neither
+        # may keep the other, or the report that a worker has ended, waiting.
+        self._starts, self._losses, self._reports = (
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-nodes") for _ in range(3)
+        )
         self._watch = NodeWatch(
             self._agents,
-            on_frozen=lambda node_id: self._submit(self._forget_node, node_id),
-            on_leaving=lambda node_id: self._submit(self._leave_node, node_id),
+            on_frozen=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
+            on_leaving=lambda node_id: self._submit(self._losses, self._leave_node, node_id),
         )
 
-    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on a thread of the pool, unless the run has ended."""
+    def _submit(self, threads: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on another thread, unless the run has ended."""
         with self._lock:
             if not self._closed.is_set():
-                self._threads.submit(self._call, function, *arguments)
+                threads.submit(self._call, function, *arguments)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._begin_call():
@@ -127,27 +131,32 @@ class NodeLauncher:
             request.worker_id,
             needs,
             on_exit=on_exit,
-            on_killed=lambda process: self._submit(self._kill, process),
-            on_ended=lambda process: self._submit(self._ended, process),
+            on_killed=lambda process: self._submit(self._reports, self._kill, process),
+            on_ended=lambda process: self._submit(self._reports, self._ended, process),
         )
         with self._lock:
             self._processes[request.worker_id] = process
-        self._submit(self._lease, process, request)
+        self._submit(self._starts, self._lease, process, request)
         return process
 
     def _lease(self, process: NodeProcess, request: WorkerRequest) -> None:
         needs = process.needs
-        if bundle_of(needs):
+        if not bundle_of(needs):
+            self._placed(process, request, self._node_without_lease(needs.node))
+            return
+        try:
             self._leases.ask(
                 process.worker_id,
                 needs,
                 self._avoided,
-                lambda node_id: self._submit(self._placed, process, request, node_id),
+                lambda node_id: self._submit(self._starts, self._placed, process, request, node_id),
             )
-            if process.has_ended:
-                self._leases.release(process.worker_id)  # its end came first
-        else:
-            self._placed(process, request, self._node_without_lease(needs.node))
+        except Exception as error:  # Ray raises various ones if its head does not answer
+            if not self._closed.is_set():
+                _LOGGER.warning("the cluster gives no place to a worker: %s", shorten(f"{error}", _MOST_WORDS))
+            process.ended(KILLED)
+        if process.has_ended:
+            self._leases.release(process.worker_id)  # its end came first
 
     def _node_without_lease(self, wanted: str) -> str:
         """Return a node for a worker that needs nothing of its own: the wanted one, or that with the fewest workers."""
@@ -310,7 +319,7 @@ class NodeLauncher:
         workers there and their folder are gone with it.
         """
         _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
-        self._avoided.add(node_id)
+        self._avoided |= {node_id}
         self._agents.give_up(node_id)
         self._end_workers(node_id)
         self.objects.node_lost(node_id)
@@ -321,7 +330,7 @@ class NodeLauncher:
 
     def _leave_node(self, node_id: str) -> None:
         """Let the workers of a node end after their bundles, and copy the blocks that it holds."""
-        self._avoided.add(node_id)
+        self._avoided |= {node_id}
         _LOGGER.warning("node %s will leave the cluster; its workers get no more work", node_id[:8])
         for process in self._on(node_id):
             process.leave()
@@ -343,7 +352,8 @@ class NodeLauncher:
         self._agents.close()
         self._leases.close()
         self._watch.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._starts, self._losses, self._reports):
+            threads.shutdown(wait=False, cancel_futures=True)
         deadline = time.monotonic() + _CLOSE_S
         while self._calls and time.monotonic() < deadline:
             time.sleep(0.01)
