@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,14 +51,19 @@ class NodeAgent:
         if wrong := shipping.check_versions(run.versions):
             raise WorkerStartFailed(wrong)
         self._shared_folder = shared_folder.check_here(run.marker) if run.marker else ""
-        self._run = run
         self._node_id = _this_node()
-        self._folder = NodeFolder.open(run.run_id, run.files, self._node_id)
+        with contextlib.ExitStack() as made:  # if one of these fails, those before it are undone
+            self._folder = NodeFolder.open(run.run_id, run.files, self._node_id)
+            made.callback(self._folder.remove)
+            self._desk = BlockDesk(os.path.join(self._folder.memory, "blocks"), _fetch)
+            made.callback(self._desk.close)
+            self._workers = ForkedWorkers(run.preload, is_shared=is_driver)  # imports Beam meanwhile
+            made.callback(self._workers.close)
+            self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"))
+            self._load = NodeLoad(self._node_id)
+            made.callback(self._load.close)
+            self._made = made.pop_all()
         atexit.register(self.close)
-        self._workers = ForkedWorkers(run.preload, is_shared=is_driver)  # imports Beam meanwhile
-        self._desk = BlockDesk(os.path.join(self._folder.memory, "blocks"), _fetch)
-        self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"))
-        self._load = NodeLoad(self._node_id)
 
     def install(self) -> None:
         """Install the packages that the run brings along.
@@ -139,10 +145,7 @@ class NodeAgent:
     def close(self) -> None:
         """End the workers and remove the folder. The agent of a run that has ended needs no other call."""
         atexit.unregister(self.close)
-        self._workers.close()
-        self._desk.close()
-        self._load.close()
-        self._folder.remove()
+        self._made.close()
 
 
 def _fetch(copies: list[Any]) -> tuple[Any, Any]:

@@ -26,7 +26,11 @@ class OwnAgent:
         self._on_exits = on_exits
         self._store = RayStore()
         self._is_closed = False
-        agent.install()
+        try:
+            agent.install()
+        except BaseException:
+            agent.close()
+            raise
         self._thread = threading.Thread(target=self._listen, name="luminosity-exits", daemon=True)
         self._thread.start()
 
