@@ -63,6 +63,7 @@ def pack(
     archive = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
         files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
+        files = {name: path for name, path in files.items() if os.path.isfile(path)}  # others may remove some
         is_small = sum(map(os.path.getsize, files.values())) < _COMPRESSED_FROM
         compression = zipfile.ZIP_STORED if is_small else zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(archive, "w", compression, compresslevel=1) as file:

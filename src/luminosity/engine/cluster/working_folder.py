@@ -20,7 +20,7 @@ WORK = "work"  # the folder of the sent copy that is the workers' working folder
 MODULES = "modules"  # the folder of the sent copy for modules from elsewhere
 
 _MOST_FILES = 10_000  # a project has hundreds; each is packed here and unpacked on every node
-_MOST_BYTES = 200_000_000  # Ray's head node keeps the package in memory, and takes at most 512 MB
+_MOST_BYTES = 200_000_000  # the driver holds the archive in memory, and Ray in its store
 _LARGEST_FILE = 100_000_000  # a larger file is data, which nodes read from a place that they all see
 _MOST_SEEN = 200_000  # files, after which the walk through a huge folder ends
 _NOT_SENT = frozenset({"__pycache__", "node_modules", "site-packages"})

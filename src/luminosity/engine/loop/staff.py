@@ -42,7 +42,7 @@ class Staff:
         """Start the workers of devices, and one of each pool for models, before the first element arrives.
 
         All of them will be needed, and their models take long to load. On a cluster, each pool begins with two workers,
-        since their start takes seconds.
+        since the first worker of a node takes seconds to start.
         """
         for pool in self._parts.pools:
             ahead = (

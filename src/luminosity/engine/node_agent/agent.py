@@ -48,9 +48,8 @@ class NodeAgent:
 
         ``sent`` is the archive of the user's code. ``is_driver`` says that this is the driver's process.
         """
-        if wrong := shipping.check_versions(run.versions):
-            raise WorkerStartFailed(wrong)
-        self._shared_folder = shared_folder.check_here(run.marker) if run.marker else ""
+        self._run = run
+        self._shared_folder = ""  # for blocks, if all nodes see one
         self._node_id = _this_node()
         with contextlib.ExitStack() as made:  # if one of these fails, those before it are undone
             self._folder = NodeFolder.open(run.run_id, run.files, self._node_id)
@@ -66,10 +65,15 @@ class NodeAgent:
         atexit.register(self.close)
 
     def install(self) -> None:
-        """Install the packages that the run brings along.
+        """Check the node, and install the packages that the run brings along.
 
-        Call it once, before the node's first worker starts. May take minutes. Raises :class:`WorkerStartFailed`.
+        Call it once, before the node's first worker starts. May take minutes. Raises :class:`WorkerStartFailed`: not
+        the constructor, whose errors Ray does not pass on.
         """
+        if wrong := shipping.check_versions(self._run.versions):
+            raise WorkerStartFailed(wrong)
+        if self._run.marker:
+            self._shared_folder = shared_folder.check_here(self._run.marker)
         installed = packages.install(self._sent.root, os.path.join(self._folder.path, "packages"))
         self._sent = replace(self._sent, installed=installed)
 

@@ -46,6 +46,7 @@ class ForkedWorkers:
         self._is_shared = is_shared
         self._server = self._serve()
         self._processes: dict[str, Process | None] = {}  # None for those that wait for their start
+        self._asked_for: set[str] = set()  # all workers so far
         self._killed: set[str] = set()  # before they had started
         self._ended: list[Exit] = []
         self._changed = threading.Condition()
@@ -62,12 +63,21 @@ class ForkedWorkers:
     def start(self, request: WorkerRequest) -> None:
         """Start a worker soon. Does not wait for it."""
         with self._changed:
-            self._processes[request.worker_id] = None
-        self._requests.put(request)
+            self._asked_for.add(request.worker_id)
+            is_killed = request.worker_id in self._killed
+            if not is_killed:
+                self._processes[request.worker_id] = None
+        if is_killed:
+            self._note(Exit(request.worker_id, _KILLED))
+        else:
+            self._requests.put(request)
 
     def kill(self, worker_id: str) -> None:
         """Kill a worker. One that has not started yet counts as ended at once, and never runs anything."""
         with self._changed:
+            if worker_id not in self._asked_for:
+                self._killed.add(worker_id)  # calls of an actor may overtake each other
+                return
             if worker_id not in self._processes:
                 return  # it has ended
             process = self._processes[worker_id]
@@ -111,8 +121,8 @@ class ForkedWorkers:
             if not self._server.is_alive() and not self._is_closed:
                 self._server = self._serve()
             process = self._server.start(request, lambda code: self._note(Exit(worker_id, code)))
-        except WorkerStartFailed as error:
-            self._note(Exit(worker_id, _NOT_STARTED, error.message))
+        except (WorkerStartFailed, OSError) as error:  # the latter if the node has no room for a process
+            self._note(Exit(worker_id, _NOT_STARTED, f"{error}"))
             return
         with self._changed:
             if worker_id in self._processes:

@@ -52,6 +52,7 @@ class Agents:
         self._run = run
         self._sent = sent
         self._archive: Any = None  # the reference to it, once another node needs it
+        self._archive_lock = threading.Lock()
         self._driver_node = driver_node
         self._on_exits = on_exits
         self._on_lost = on_lost
@@ -76,17 +77,28 @@ class Agents:
                 agent = self._own() if node_id == self._driver_node else self._start(node_id)
             except BaseException as error:
                 with self._lock:
-                    self._agents.pop(node_id, None)
+                    if self._agents.get(node_id) is future:
+                        del self._agents[node_id]
                 future.set_exception(error)
             else:
-                future.set_result(agent)
-                if self._is_closed:
-                    agent.close()  # the run has ended meanwhile
+                self._keep(agent, future)
         try:
             # As long as the thread that starts it waits, and a moment more.
             return future.result(_START_TIMEOUT_S + INSTALL_TIMEOUT_S + 1.0)
         except TimeoutError as error:
             raise BlockLost(f"the agent of node {node_id[:8]} has not started in time") from error
+
+    def _keep(self, agent: Agent, future: Future[Agent]) -> None:
+        with self._lock:
+            is_wanted = self._agents.get(agent.node_id) is future and not self._is_closed
+            if is_wanted:
+                future.set_result(agent)
+        if is_wanted:
+            agent.listen()
+        else:  # the run has ended meanwhile, or the node was given up
+            agent.close()
+            agent.end()
+            future.set_exception(BlockLost(f"the agent of node {agent.node_id[:8]} is not needed any more"))
 
     def _own(self) -> OwnAgent:
         return OwnAgent(NodeAgent(self._run, self._sent, is_driver=True), self._driver_node, self._on_exits)
@@ -96,7 +108,7 @@ class Agents:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         store = RayStore()
-        with self._lock:
+        with self._archive_lock:
             if self._archive is None:
                 self._archive = store.put(np.frombuffer(self._sent, np.uint8))
         made: Any = ray.remote(NodeAgent)

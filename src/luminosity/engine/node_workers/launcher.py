@@ -38,6 +38,7 @@ __all__ = ["NodeLauncher"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_SURE_S = 15.0  # after which Ray says for certain that a node is dead
 _CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
 _MOST_NODES = 100  # in a snapshot
@@ -78,7 +79,7 @@ class NodeLauncher:
             sent,
             driver_node,
             on_exits=lambda exits: self._submit(self._reports, self._exited, exits),
-            on_lost=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
+            on_lost=lambda node_id: self._submit(self._losses, self._agent_lost, node_id),
         )
         self._leases = Leases()
         self._samples = NodeSamples(self._agents)
@@ -176,13 +177,13 @@ class NodeLauncher:
 
     def _placed(self, process: NodeProcess, request: WorkerRequest, node_id: str) -> None:
         """Let the agent of its node start a worker that has a place."""
-        process.node_id = node_id
         try:
             agent = self._agent_at(node_id)
             devices = self._leases.devices(process.worker_id, process.needs) if process.needs.gpus else ()
-        except (BlockLost, WorkerStartFailed) as error:
+        except Exception as error:  # besides our own, those of a full disk and of Ray
             self._not_started(process, error, node_id)
             return
+        process.node_id = node_id  # not earlier: the time limit for its start begins now, and packages take minutes
         share = WorkerShare.from_environment(request.environment)
         share = replace(share, devices=devices or share.devices)
         own = {name: value for name, value in request.environment.items() if name in THREAD_VARIABLES}
@@ -203,12 +204,12 @@ class NodeLauncher:
         if not (process.is_killed or process.has_ended):
             agent.start(request, self._read_by_driver)
 
-    def _not_started(self, process: NodeProcess, error: BlockLost | WorkerStartFailed, node_id: str) -> None:
+    def _not_started(self, process: NodeProcess, error: Exception, node_id: str) -> None:
         is_lost = not nodes.is_alive(node_id)
         if isinstance(error, WorkerStartFailed):
             self._refusal = error  # another start would find the same
         elif not (process.is_killed or is_lost or self._closed.is_set()):
-            message = shorten(error.message, _MOST_WORDS)
+            message = shorten(f"{error}", _MOST_WORDS)
             _LOGGER.warning("a worker on node %s did not start: %s", node_id[:8], message)
         process.ended(LOST_WITH_NODE if is_lost else KILLED)
 
@@ -264,12 +265,15 @@ class NodeLauncher:
 
     def secure(self, worker_id: str, elements: beam_fn_api_pb2.Elements) -> bool:
         """Take over the objects that a message names; return False if they are lost. Waits."""
+        with self._lock:
+            process = self._processes.get(worker_id)
+        if process is None or process.is_killed or process.has_ended:
+            # Its bundles are repeated. If one of its messages was dropped, a later one must not complete a bundle.
+            return False
         keys = object_keys(elements)
         if not keys:
             return True
-        with self._lock:
-            process = self._processes.get(worker_id)
-        if process is None or not self._begin_call():
+        if not self._begin_call():
             return False
         try:
             self._take(process, keys)
@@ -312,12 +316,17 @@ class NodeLauncher:
         if process is not None:
             process.kill()
 
-    def _forget_node(self, node_id: str) -> None:
-        """Give up a node that is gone or frozen: end its workers, and copy the blocks that it held.
+    def _agent_lost(self, node_id: str) -> None:
+        """Give up a node whose agent has ended, most likely with the node: Ray may say so seconds later.
 
-        Its agent has ended, most likely with the node: Ray may say so much later. If only the agent has ended, the
-        workers there and their folder are gone with it.
+        If only the agent has ended, the workers there and their folder are gone with it, and the node gets new ones.
         """
+        self._forget_node(node_id)
+        if not self._closed.wait(_SURE_S) and nodes.is_alive(node_id):
+            self._avoided -= {node_id}
+
+    def _forget_node(self, node_id: str) -> None:
+        """Give up a node that is gone or frozen: end its workers, and copy the blocks that it held."""
         _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
         self._avoided |= {node_id}
         self._agents.give_up(node_id)

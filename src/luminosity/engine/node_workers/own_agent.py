@@ -32,6 +32,9 @@ class OwnAgent:
             agent.close()
             raise
         self._thread = threading.Thread(target=self._listen, name="luminosity-exits", daemon=True)
+
+    def listen(self) -> None:
+        """Pass on which workers have ended, from now on."""
         self._thread.start()
 
     def _listen(self) -> None:
@@ -69,7 +72,8 @@ class OwnAgent:
         if not self._is_closed:
             self._is_closed = True
             self._agent.close()
-            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                self._thread.join(_END_S)
 
     def end(self) -> None:
         """Do nothing more: it ends with :meth:`close`."""

@@ -28,9 +28,8 @@ class RemoteAgent:
         self._on_exits = on_exits
         self._on_lost = on_lost
         self._is_closed = False
-        self._listen()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Ask for workers that have ended, again and again."""
         self.actor.exits.remote().future().add_done_callback(self._heard)
 
@@ -40,7 +39,7 @@ class RemoteAgent:
         if answer.exception() is not None:
             self._on_lost(self)
             return
-        self._listen()
+        self.listen()
         if exits := answer.result():
             self._on_exits(exits)
 

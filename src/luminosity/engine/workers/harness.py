@@ -56,6 +56,7 @@ class ReportingHarness(sdk_worker.SdkHarness):
     """
 
     _meter = BundleMeter()
+    on_failed: Callable[[str], None] = staticmethod(lambda _: None)  # gets the id of a bundle that has failed
     copied: tuple[str, str] | None = None  # the working directory, and the driver's folder of which it is a copy
 
     def _execute(
@@ -68,6 +69,8 @@ class ReportingHarness(sdk_worker.SdkHarness):
                 response = self._meter.measure(task) if request.HasField("process_bundle") else task()
             except BaseException as error:
                 # Whatever was raised, the runner must get a response to the instruction.
+                if request.HasField("process_bundle"):
+                    self.on_failed(request.instruction_id)
                 response = beam_fn_api_pb2.InstructionResponse(
                     instruction_id=request.instruction_id, error=self._named(Failure.of(error).to_json())
                 )

@@ -40,6 +40,7 @@ def _channel(worker_id: str, blocks: NodeBlocks) -> type[FileChannel | ObjectCha
     else:
         kind = ObjectChannel
         ObjectChannel.worker_id = worker_id
-        ObjectChannel.agent = BlockClient(blocks.socket, worker_id)
+        ObjectChannel.agent = agent = BlockClient(blocks.socket, worker_id)
+        harness.ReportingHarness.on_failed = staticmethod(agent.end)  # it may not have asked for its input yet
     kind.read_by_driver = frozenset(blocks.read_by_driver)
     return kind

@@ -1,0 +1,95 @@
+"""Workers that are killed around their start, with a fork server that starts nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from luminosity.engine.node_agent import forked_workers
+from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
+from luminosity.engine.workers.request import WorkerRequest
+from luminosity.errors import WorkerStartFailed
+
+_PATIENCE_S = 60
+
+
+class _Process:
+    def __init__(self, on_exit: Callable[[int], None]) -> None:
+        self.kill = lambda: on_exit(-9)
+
+
+class _Server:
+    """Starts a worker when it is told to."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.may_start = threading.Event()
+        self.error: Exception | None = None
+
+    def preload(self, modules: Any) -> None:
+        """Do nothing."""
+
+    def is_alive(self) -> bool:
+        return True
+
+    def start(self, request: WorkerRequest, on_exit: Callable[[int], None]) -> _Process:
+        assert self.may_start.wait(_PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        self.started.append(request.worker_id)
+        return _Process(on_exit)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> _Server:
+    made = _Server()
+    monkeypatch.setattr(forked_workers.ForkServer, "shared", lambda: made)
+    return made
+
+
+def _request(worker_id: str) -> WorkerRequest:
+    return WorkerRequest(worker_id, "", {}, [], "", [], "", "", "", 0, "", [])
+
+
+def test_a_kill_counts_at_once_before_the_start_and_before_the_request(server: _Server) -> None:
+    workers = ForkedWorkers([], is_shared=True)
+    try:
+        workers.start(_request("first"))  # waits for the server
+        workers.start(_request("second"))
+        workers.kill("second")
+        assert workers.exits() == [Exit("second", -9)]
+        workers.kill("third")  # overtakes its start
+        workers.start(_request("third"))
+        assert workers.exits() == [Exit("third", -9)]
+        server.may_start.set()
+        workers.start(_request("fourth"))
+        workers.kill("fourth")
+        workers.kill("first")
+        found = workers.exits()
+        while len(found) < 2:
+            found += workers.exits()
+        assert {each.worker_id for each in found} == {"first", "fourth"}
+        assert {each.code for each in found} == {-9}
+    finally:
+        workers.close()
+    assert not {"second", "third"} & set(server.started)
+
+
+@pytest.mark.parametrize("error", [WorkerStartFailed("no fork"), OSError("too many files")])
+def test_a_start_that_fails_is_told_and_the_next_one_is_tried(server: _Server, error: Exception) -> None:
+    server.may_start.set()
+    server.error = error
+    workers = ForkedWorkers([], is_shared=True)
+    try:
+        workers.start(_request("first"))
+        [ended] = workers.exits()
+        assert ended == Exit("first", 1, f"{error}")
+        server.error = None
+        workers.start(_request("second"))
+        workers.kill("second")
+        assert workers.exits()[0].code == -9
+    finally:
+        workers.close()
