@@ -144,3 +144,19 @@ def test_a_block_that_can_not_be_secured_leaves_nothing() -> None:
         cluster.make("w1.1")
 
     assert cluster.table.bytes == 0
+
+
+def test_a_node_that_is_lost_while_its_block_is_copied_costs_another_copy_and_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = _Cluster("a", "b", "c")
+    copy = cluster.nodes["b"].copy
+
+    def copy_and_lose(reference: Any) -> tuple[Any, Any]:
+        cluster.table.node_lost("a")
+        return copy(reference)
+
+    cluster.nodes["b"].copy = copy_and_lose
+
+    assert set(cluster.make("w1.1").copies) == {"b", "c"}
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

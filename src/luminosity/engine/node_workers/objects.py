@@ -49,6 +49,7 @@ class RemoteObject:
     size: int
     table: ObjectTable
     copies: dict[str, Any] = field(default_factory=dict[str, Any])  # node → reference
+    is_secured: bool = False  # whether the loop may have heard of it; before that, its worker's bundle can be repeated
 
     def message(self, first: int, count: int, size: int) -> bytes:
         """Return the message that hands elements to a worker."""
@@ -107,7 +108,7 @@ class ObjectTable:
             self._keepers.pop(node_id, None)
             self._held.pop(node_id, None)
             hurt = [each for each in self._objects.values() if each.copies.pop(node_id, None) is not None]
-        self._renew(node_id, hurt)
+        self._renew(node_id, [each for each in hurt if each.is_secured])  # of the others, secure() takes care
 
     def node_leaves(self, node_id: str) -> None:
         """Copy the blocks of a node that will be gone soon, and ask it for no more copies. Waits for them."""
@@ -147,12 +148,16 @@ class ObjectTable:
                 with self._lock:
                     self._objects[key] = found
                     self._hold(found, node_id, reference)
-            if lost := self._make_safe(made, is_over):
-                raise lost[0]
-            with self._lock:
-                if is_over() or self._is_closed:
-                    raise BlockLost(f"worker {worker_id} was given up")
-                self._arrived.update((each.key, each) for each in made)
+            while not all(each.is_secured for each in made):
+                if lost := self._make_safe(made, is_over):
+                    raise lost[0]
+                with self._lock:
+                    if is_over() or self._is_closed:
+                        raise BlockLost(f"worker {worker_id} was given up")
+                    if all(map(self._is_safe, made)):  # otherwise a node was lost just now
+                        for each in made:
+                            each.is_secured = True
+                        self._arrived.update((each.key, each) for each in made)
         except BaseException:
             with self._lock:
                 for each in made:
@@ -190,9 +195,8 @@ class ObjectTable:
     def _begin_copy(self, made: RemoteObject, failed: set[str], is_over: Callable[[], bool]) -> _Copy | None:
         """Ask a node for a copy of a block that needs one. Raises :class:`BlockLost` if there is none any more."""
         with self._lock:
-            # The end of the driver's node is the end of the run anyway, so one copy there is enough.
-            staying = [reference for node, reference in made.copies.items() if node not in self._leaving_nodes]
-            if made.key not in self._objects or self._driver_node in made.copies or len(staying) > 1:
+            staying = self._staying(made)
+            if made.key not in self._objects or self._is_safe(made):
                 return None
             if not made.copies:
                 raise BlockLost(f"all nodes that held block {made.key} are gone")
@@ -205,6 +209,17 @@ class ObjectTable:
         with self._lock:
             self._hold(made, self._driver_node, own)
         return None
+
+    def _staying(self, made: RemoteObject) -> list[Any]:
+        """Return the references to the copies on nodes that will not leave soon."""
+        return [reference for node, reference in made.copies.items() if node not in self._leaving_nodes]
+
+    def _is_safe(self, made: RemoteObject) -> bool:
+        """Return whether the loss of one node can't lose a block.
+
+        The end of the driver's node is the end of the run anyway, so one copy there is enough.
+        """
+        return self._driver_node in made.copies or len(self._staying(made)) > 1
 
     def _choose(self, without: set[str]) -> Keeper | None:
         """Return the node that holds the fewest bytes of copies."""
