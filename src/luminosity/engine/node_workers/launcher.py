@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from luminosity.engine.node_workers.node_samples import NodeSamples
 from luminosity.engine.node_workers.node_watch import NodeWatch
 from luminosity.engine.node_workers.objects import ObjectTable, object_keys
 from luminosity.engine.node_workers.remote_agent import RemoteAgent
+from luminosity.engine.node_workers.threads import Threads
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
@@ -85,20 +85,18 @@ class NodeLauncher:
         self._samples = NodeSamples(self._agents)
         # Starts wait for agents, which may install packages for minutes, and losses wait for copies of blocks. Neither
         # may keep the other, or the report that a worker has ended, waiting.
-        self._starts, self._losses, self._reports = (
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="luminosity-nodes") for _ in range(3)
-        )
+        self._starts, self._losses, self._reports = (Threads(_THREADS, "luminosity-nodes") for _ in range(3))
         self._watch = NodeWatch(
             self._agents,
             on_frozen=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
             on_leaving=lambda node_id: self._submit(self._losses, self._leave_node, node_id),
         )
 
-    def _submit(self, threads: ThreadPoolExecutor, function: Callable[..., None], *arguments: Any) -> None:
+    def _submit(self, threads: Threads, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on another thread, unless the run has ended."""
         with self._lock:
             if not self._closed.is_set():
-                threads.submit(self._call, function, *arguments)
+                threads.submit(functools.partial(self._call, function, *arguments))
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._begin_call():
@@ -362,7 +360,7 @@ class NodeLauncher:
         self._leases.close()
         self._watch.close()
         for threads in (self._starts, self._losses, self._reports):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
         deadline = time.monotonic() + _CLOSE_S
         while self._calls and time.monotonic() < deadline:
             time.sleep(0.01)
