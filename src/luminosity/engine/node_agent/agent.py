@@ -14,15 +14,13 @@ from luminosity.engine.node_agent.block_desk import BlockDesk
 from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.node_agent.node_folder import NodeFolder
 from luminosity.engine.node_agent.node_load import NodeLoad, NodeSample
+from luminosity.engine.node_agent.ray_store import RayStore, read_first
 from luminosity.engine.workers.request import NodeBlocks, WorkerRequest
-from luminosity.errors import BlockLost, WorkerStartFailed
+from luminosity.errors import WorkerStartFailed
 from luminosity.extras import require
 from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["NodeAgent", "RunOnNodes"]
-
-_COPY_TIMEOUT_S = 5.0  # for one copy of a block, if there is another: its node may be gone without a word
-_LAST_TIMEOUT_S = 60.0  # for the last copy: a busy node needs long to read what it has spilled
 
 
 @dataclass(frozen=True)
@@ -154,16 +152,8 @@ class NodeAgent:
 
 def _fetch(copies: list[Any]) -> tuple[Any, Any]:
     """Return a block, from the first of its copies that can be read."""
-    import ray
-    from ray.exceptions import RayError
-
-    failure: Exception | None = None
-    for number, reference in enumerate(copies, 1):
-        try:
-            return ray.get(reference, timeout=_COPY_TIMEOUT_S if number < len(copies) else _LAST_TIMEOUT_S)
-        except RayError as error:
-            failure = error
-    raise BlockLost(f"found none of the {len(copies)} copies of a block: {type(failure).__name__}") from failure
+    store = RayStore()
+    return read_first(copies, lambda reference, seconds: store.get(reference, seconds, lambda: False))
 
 
 def _this_node() -> str:

@@ -6,7 +6,6 @@ first workers start at once.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,14 +16,12 @@ import numpy as np
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.engine.node_agent.agent import NodeAgent, RunOnNodes
 from luminosity.engine.node_agent.forked_workers import Exit
+from luminosity.engine.node_agent.ray_store import RayStore
 from luminosity.engine.node_workers.own_agent import OwnAgent
-from luminosity.engine.node_workers.ray_store import RayStore
 from luminosity.engine.node_workers.remote_agent import RemoteAgent
 from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Agent", "Agents"]
-
-_LOGGER = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 60.0  # for an agent to start, on a busy node
 _CONCURRENT_CALLS = 32  # of an agent: one waits for exits, the others move blocks

@@ -12,7 +12,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
 from luminosity.engine.node_agent.blocks import span_of
-from luminosity.engine.node_workers.ray_store import RayStore, Store
+from luminosity.engine.node_agent.ray_store import LAST_READ_S, RayStore, Store, read_first
 from luminosity.errors import BlockLost
 
 __all__ = ["Keeper", "ObjectTable", "RemoteObject", "object_keys"]
@@ -22,8 +22,6 @@ _LOGGER = logging.getLogger(__name__)
 _COPY_TIMEOUT_S = 10.0  # then another node is asked for a copy
 _COPIES_AT_ONCE = 32  # that are requested after the loss of a node; more would only wait for each other
 _TAKE_TIMEOUT_S = 60.0  # for a worker to store a block: its node may have to spill others first
-_READ_TIMEOUT_S = 5.0  # for one copy, if there is another
-_LAST_READ_TIMEOUT_S = 60.0
 _ADVICE = (
     "start the pipeline again; with --checkpoint_dir=DIR, a folder that all nodes see, blocks are files there, and a "
     "run continues where it was"
@@ -205,7 +203,7 @@ class ObjectTable:
         if keeper is not None:
             return _Copy(keeper.node_id, *keeper.copy(source))
         # No node is left but that of this process, which needs no agent for it.
-        own = self._store.put(self._get(source, _LAST_READ_TIMEOUT_S, is_over))
+        own = self._store.put(self._get(source, LAST_READ_S, is_over))
         with self._lock:
             self._hold(made, self._driver_node, own)
         return None
@@ -259,16 +257,12 @@ class ObjectTable:
 
     def fetch(self, found: RemoteObject) -> tuple[Any, Any]:
         """Return a block's value. Waits for another node, unless the driver's has it."""
-        copies = self.copies(found.key)
-        failure: Exception | None = None
-        for number, reference in enumerate(copies, 1):
-            try:
-                seconds = _READ_TIMEOUT_S if number < len(copies) else _LAST_READ_TIMEOUT_S
-                return self._get(reference, seconds, lambda: False)
-            except BlockLost as error:
-                failure = error
-        message = f"found none of the {len(copies)} copies of block {found.key}: {failure}"
-        raise BlockLost(message, fix=_ADVICE) from failure
+        try:
+            return read_first(
+                self.copies(found.key), lambda reference, seconds: self._get(reference, seconds, lambda: False)
+            )
+        except BlockLost as error:
+            raise BlockLost(f"block {found.key}: {error.message}", fix=_ADVICE) from error
 
     def drop(self, found: RemoteObject) -> None:
         """Forget a block."""

@@ -9,8 +9,9 @@ from typing import Any
 from luminosity.engine.node_agent.agent import NodeAgent
 from luminosity.engine.node_agent.forked_workers import Exit
 from luminosity.engine.node_agent.node_load import NodeSample
-from luminosity.engine.node_workers.ray_store import RayStore
+from luminosity.engine.node_agent.ray_store import RayStore
 from luminosity.engine.workers.request import WorkerRequest
+from luminosity.errors import BlockLost
 
 __all__ = ["OwnAgent"]
 
@@ -55,8 +56,11 @@ class OwnAgent:
         self._agent.forget(worker_id)
 
     def take(self, worker_id: str, number: int) -> tuple[Any, Any]:
-        """Store a block of a worker; return the references to it and to its size."""
-        block, size = self._agent.take(worker_id, number)
+        """Store a block of a worker; return the references to it and to its size. Raises :class:`BlockLost`."""
+        try:
+            block, size = self._agent.take(worker_id, number)
+        except KeyError as error:  # what an actor raises comes as BlockLost already
+            raise BlockLost(f"worker {worker_id} was forgotten, and its block {number} with it") from error
         return self._store.put(block), self._store.put(size)
 
     def feed(self, worker_id: str, instruction_id: str, objects: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -12,8 +11,6 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.fnapi.connection import Callbacks, WorkerConnection, WorkerServer
 
 __all__ = ["NodeServer", "NodeWorkers"]
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class NodeWorkers(Protocol):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from luminosity.errors import BlockLost
 
-__all__ = ["RayStore", "Store"]
+__all__ = ["LAST_READ_S", "RayStore", "Store", "read_first"]
 
+LAST_READ_S = 60.0  # for the last copy of an object: a busy node needs long to read what it has spilled
+_READ_S = 5.0  # for one copy, if there is another: its node may be gone without a word
 _CHECK_EVERY_S = 0.2  # how often a wait looks whether it is over
 
 
@@ -23,6 +25,21 @@ class Store(Protocol):
     def put(self, value: Any) -> Any:
         """Store an object on this process's node; return the reference."""
         ...
+
+
+def read_first(copies: Sequence[Any], read: Callable[[Any, float], Any]) -> Any:
+    """Return the first of the copies of an object that can be read: ``read`` gets a reference and the seconds for it.
+
+    Raises :class:`BlockLost` if all fail with it.
+    """
+    failure: BlockLost | None = None
+    for number, reference in enumerate(copies, 1):
+        try:
+            return read(reference, _READ_S if number < len(copies) else LAST_READ_S)
+        except BlockLost as error:
+            failure = error
+    reason = failure.message if failure is not None else "there is none"
+    raise BlockLost(f"found none of the {len(copies)} copies of a block: {reason}") from failure
 
 
 class RayStore:
