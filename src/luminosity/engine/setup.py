@@ -94,7 +94,15 @@ def set_up(
     blocks = BlockStore(folders.spill, ledger)
     limit = queue_limit(ledger.limit, len(graph.buffers))
     stages = [
-        StageRun(stage, pools[id(assignment.pool)], assignment.max_active_bundles, codecs, blocks, limit)
+        StageRun(
+            stage,
+            pools[id(assignment.pool)],
+            assignment.max_active_bundles,
+            codecs,
+            blocks,
+            limit,
+            has_test_stream=bool(graph.test_streams),
+        )
         for stage in graph.stages
         for assignment in (assignments[stage.id],)
     ]

@@ -69,6 +69,19 @@ def test_cores_are_borrowed_only_while_they_are_idle() -> None:
     assert not one.may_borrow()
 
 
+def test_a_stage_stays_with_the_worker_that_has_run_it() -> None:
+    """A worker that connects later gets a bundle only if the first is busy, or runs on a borrowed core."""
+    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 2, (), borrowed=1), first_writer=0)
+    pool.cpu_pools = [pool]
+    later, warm, borrowed = (_start(pool, index) for index in range(3))
+    warm.warm_stages.add("step")
+    assert pool.free_worker("step", 1, is_idle=False) is warm
+    assert pool.free_worker("other", 1, is_idle=False) is later
+    warm.bundles["bundle"] = BUSY
+    borrowed.warm_stages.add("step")
+    assert pool.free_worker("step", 1, is_idle=False) is later
+
+
 def test_a_source_takes_no_borrowed_worker() -> None:
     """The rest of its restriction would wait there until the core is idle again, and hold the watermark back."""
     one, other = _pools(1.0, 1.0)

@@ -72,7 +72,7 @@ def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
 def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> list[Any]:
     """Return the attempts of a source whose slots are all taken, after they were asked to make room."""
     plan = SimpleNamespace(is_splittable=True, can_cut_elements=True)
-    stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan))
+    stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan, takes_all=False))
     attempts = [
         SimpleNamespace(started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient)
         for number in range(slots)

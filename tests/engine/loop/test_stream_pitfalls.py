@@ -9,7 +9,7 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.testing import test_stream
-from apache_beam.transforms import userstate, window
+from apache_beam.transforms import trigger, userstate, window
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
 from apache_beam.transforms.timeutil import TimeDomain
 
@@ -51,6 +51,36 @@ def test_an_empty_source_beside_a_full_one_holds_nothing_back(empty: str, tmp_pa
     finished(pipeline.run())
     found = Path(seen).read_text().splitlines()
     assert found == ["first", "window of ['first']", "second", "window of ['second']"]
+
+
+def _sleep_less_each_time(pair: tuple[str, int]) -> tuple[str, int]:
+    """Take long for the first of three elements, so that the others would overtake it in another worker."""
+    time.sleep((0.3, 0.2, 0.1)[pair[1] % 3])
+    return pair
+
+
+def test_the_elements_of_an_event_stay_in_their_order(tmp_path: Path) -> None:
+    """One event's elements go through one worker, though others are free and each element is slow."""
+    seen = tmp_path / "seen"
+    pipeline = new_pipeline("--cpu_workers=2")
+    stream = test_stream.TestStream().advance_watermark_to(0)
+    for first in (0, 3, 6, 9):
+        stream = stream.add_elements([("key", first), ("key", first + 1), ("key", first + 2)])
+    _ = (
+        pipeline
+        | stream.advance_watermark_to_infinity()
+        | beam.Map(_sleep_less_each_time)
+        | beam.WindowInto(
+            window.FixedWindows(10),
+            trigger=trigger.Repeatedly(trigger.AfterCount(3)),
+            accumulation_mode=trigger.AccumulationMode.DISCARDING,
+        )
+        | beam.GroupByKey()
+        | beam.MapTuple(lambda _, values: list(values))
+        | beam.Map(_append, str(seen))
+    )
+    finished(pipeline.run())
+    assert seen.read_text().splitlines() == ["[0, 1, 2]", "[3, 4, 5]", "[6, 7, 8]", "[9, 10, 11]"]
 
 
 def test_an_endless_impulse_behind_a_reshuffle_gives_elements_while_it_runs(tmp_path: Path) -> None:

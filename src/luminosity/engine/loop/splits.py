@@ -34,6 +34,8 @@ def can_split(bundle: Bundle) -> bool:
     """Return whether the bundle could stop early and leave some of its input."""
     if bundle.search is not None:
         return False  # a search must run every part of the bundle itself
+    if bundle.stage.takes_all:
+        return False
     plan = bundle.stage.plan
     return bool(bundle.inputs) and ((plan.is_splittable and plan.can_cut_elements) or bundle.count > 1)
 

@@ -53,6 +53,8 @@ class StageRun:
         codecs: Codecs,
         blocks: BlockStore,
         queue_limit: int,
+        *,
+        has_test_stream: bool,
     ) -> None:
         self.id = plan.id
         self.plan = plan
@@ -63,6 +65,9 @@ class StageRun:
         # A stream's source has slots of its own, and one restriction in a bundle.
         self.is_source = plan.is_source and not pool.plan.device_groups
         is_endless = plan.has_endless_input and not plan.is_sink
+        # The elements of a TestStream's event stay in one bundle, in their order, so that a test ends the same way each
+        # time. Those of a key are never in two.
+        self.takes_all = has_test_stream and is_endless and not plan.is_splittable and not plan.is_stateful
         self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle, plan.sorts_blocks, is_endless, self.is_source)
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in plan.reads}
         self.written_buffers = {write.transform_id: write.buffer_id for write in plan.writes}
@@ -332,7 +337,7 @@ class StageRun:
             slots = self.pool.connected_slots()
         size = sum(shard.bytes for shard in shards) if self.sized_work is None else self.sized_work.left
         is_ending = self.feeds_queue and self._upstream_watermark >= MAX
-        elements = self.size.next(now, count, max(1, slots), size, is_ending=is_ending)
+        elements = count if self.takes_all else self.size.next(now, count, max(1, slots), size, is_ending=is_ending)
         if most_elements is not None:
             elements = min(elements, most_elements)
         return self._bundle_of_input(shards, elements, now)

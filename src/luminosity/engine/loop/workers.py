@@ -177,17 +177,26 @@ class PoolRun:
     def free_worker(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
     ) -> Worker | None:
-        """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none."""
+        """Return the worker with the most free slots that may run a bundle of the stage, or None if there is none.
+
+        Of equal ones, the first that has run the stage before: its functions are set up there, and what it keeps in
+        the process, such as the key of ``BatchElements`` in a stream, stays one.
+        """
         if self.plan.slots == 1 and not is_source and len(self.with_free_streams) > _MANY_WORKERS:
             free = (w for w in self.with_free_streams.values() if w.index < self.plan.workers and w.free_slots())
             if (first := next((worker for worker in free if not worker.bundles), None)) is not None:
                 return first
-        best, most = None, 0
-        for worker in self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source):
-            free = worker.free_slots(is_source=is_source) if self.plan.slots > 1 or is_source else 1
-            if best is None or free > most or (free == most and worker.index < best.index):
-                best, most = worker, free
-        return best
+        has_many_slots = self.plan.slots > 1 or is_source
+        return max(
+            self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source),
+            key=lambda worker: (
+                worker.free_slots(is_source=is_source) if has_many_slots else 1,
+                worker.index < self.plan.workers,  # not on a borrowed core
+                stage_id in worker.warm_stages,
+                -worker.index,
+            ),
+            default=None,
+        )
 
     def free_workers(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
