@@ -173,11 +173,20 @@ class NodeLauncher:
             self.objects.add_keeper(agent)
         return agent
 
+    def _begin_agent(self, node_id: str) -> None:
+        """Start the agent of a node before it is needed. Workers that wait for it find out if it fails."""
+        try:
+            self._agents.at(node_id)
+        except Exception as error:  # as in _placed
+            _LOGGER.debug("node %s has no agent: %s", node_id[:8], error)
+
     def _placed(self, process: NodeProcess, request: WorkerRequest, node_id: str) -> None:
         """Let the agent of its node start a worker that has a place."""
         try:
+            if process.needs.gpus:
+                self._submit(self._starts, self._begin_agent, node_id)  # meanwhile
+            devices = self._leases.devices(process.worker_id, node_id, process.needs)
             agent = self._agent_at(node_id)
-            devices = self._leases.devices(process.worker_id, process.needs) if process.needs.gpus else ()
         except Exception as error:  # besides our own, those of a full disk and of Ray
             self._not_started(process, error, node_id)
             return

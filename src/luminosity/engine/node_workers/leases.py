@@ -57,6 +57,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: dict[str, _Lease] = {}
+        self._turns: dict[str, threading.Lock] = {}  # by node: who asks it for devices
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = threading.Event()
@@ -83,12 +84,19 @@ class Leases:
             self._leases[worker_id] = _Lease(group, on_placed, time.monotonic() + _FIRST_LOOK_S)
         self._changed.set()
 
-    def devices(self, worker_id: str, needs: LeaseNeeds) -> tuple[str, ...]:
-        """Return the accelerators that belong to a placed lease. Waits for the node; raises :class:`BlockLost`."""
+    def devices(self, worker_id: str, node_id: str, needs: LeaseNeeds) -> tuple[str, ...]:
+        """Return the accelerators that belong to a placed lease. Waits for the node; raises :class:`BlockLost`.
+
+        Ray starts a process for the first question to a node, and for each further one at the same time. So they go
+        one by one, and the same process answers them all.
+        """
+        if not needs.gpus:
+            return ()
         ray = require("ray", "ray")
         strategies = require("ray.util.scheduling_strategies", "ray")
         with self._lock:
             lease = self._leases.get(worker_id)
+            turn = self._turns.setdefault(node_id, threading.Lock())
         if lease is None:
             raise BlockLost("the worker's lease has ended")
         kind = {"num_gpus": needs.gpus} if needs.accelerator_kind == "gpu" else {"resources": {"TPU": needs.gpus}}
@@ -99,7 +107,8 @@ class Leases:
             **kind,
         )
         try:
-            return ray.get(asked.remote(), timeout=_DEVICES_TIMEOUT_S)
+            with turn:
+                return ray.get(asked.remote(), timeout=_DEVICES_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             raise BlockLost(f"a node does not say which accelerators a worker has: {error}") from error
 
