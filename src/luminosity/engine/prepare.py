@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, SetupOptions, StandardOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms import environments
 from apache_beam.transforms.resources import resource_hints_from_options
 
-from luminosity.engine.cluster import shipping
-from luminosity.engine.cluster.nodes import known_types, nodes
-from luminosity.engine.cluster.session import Session, connect
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
@@ -26,6 +23,9 @@ from luminosity.engine.resources.model_devices import give_devices, warn_of_unus
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
 from luminosity.engine.resources.python_environments import PythonEnvironment, check_environments
 from luminosity.errors import OptionError
+
+if TYPE_CHECKING:
+    from luminosity.engine.cluster.session import Session
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
 
@@ -86,6 +86,9 @@ def _connect(
     """Return a session of the cluster, or None if the pipeline runs on this machine."""
     if config.ray_address is None:
         return None
+    from luminosity.engine.cluster import shipping  # a run on one machine needs none of it
+    from luminosity.engine.cluster.session import connect
+
     for step in pipeline.components.transforms.values():
         environment = pipeline.components.environments.get(step.environment_id)
         if environment is not None and (path := python_environment(environment)):
@@ -124,6 +127,8 @@ def _prepare(
     if session is None:
         machine = Machine.detect(config.accelerators)
     else:
+        from luminosity.engine.cluster.nodes import known_types, nodes
+
         machine = Machine.of_cluster(nodes(), config.accelerators, known_types())
     if not config.debug:
         pipeline = give_devices(pipeline, machine, config)

@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from apache_beam.runners.runner import PipelineState
 
-from luminosity.engine.cluster.session import Session
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
 from luminosity.engine.durable.resume import Checkpoint
@@ -42,6 +41,9 @@ from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MachineInfo, MemoryUse, Subscriber
 from luminosity.manifest.places import Effects
+
+if TYPE_CHECKING:
+    from luminosity.engine.cluster.session import Session
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
 

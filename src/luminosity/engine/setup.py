@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from apache_beam.internal import pickler
 from apache_beam.options.value_provider import RuntimeValueProvider
@@ -14,9 +12,6 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
 from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
 from apache_beam.transforms.window import BoundedWindow
 
-from luminosity.engine.cluster import shared_folder, shipping
-from luminosity.engine.cluster.nodes import nodes
-from luminosity.engine.cluster.session import Session
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
@@ -30,8 +25,6 @@ from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.durable.resume import Checkpoint
-from luminosity.engine.fnapi.connection import WorkerServer
-from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
@@ -41,10 +34,6 @@ from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
-from luminosity.engine.node_agent.agent import RunOnNodes
-from luminosity.engine.node_agent.node_folder import start_cleaner
-from luminosity.engine.node_workers.launcher import NodeLauncher
-from luminosity.engine.node_workers.server import NodeServer
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph
@@ -53,6 +42,10 @@ from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import load_ahead, main_classes
 from luminosity.engine.workers.debug import DebugWorkers
 from luminosity.engine.workers.launcher import launcher, modules_to_preload
+
+if TYPE_CHECKING:
+    from luminosity.engine.cluster.session import Session
+    from luminosity.engine.node_workers.launcher import NodeLauncher
 
 __all__ = ["set_up"]
 
@@ -134,7 +127,9 @@ def set_up(
         _save_models_to_load(graph, assignments, pools, folders)
         # The server comes last, because it must be stopped if anything after it fails.
         if session is not None:
-            server, on_nodes = _on_nodes(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
+            from luminosity.engine.setup_on_nodes import set_up_on_nodes  # a run on one machine needs none of it
+
+            server, on_nodes = set_up_on_nodes(graph, pools, folders, blocks, state, descriptors, checkpoint, session)
             process_launcher = on_nodes
         else:
             environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
@@ -165,57 +160,6 @@ def set_up(
         checkpoint=hook,
         cluster=on_nodes,
     )
-
-
-def _on_nodes(
-    graph: Graph,
-    pools: dict[int, PoolRun],
-    folders: RunFolders,
-    blocks: BlockStore,
-    state: StateStore,
-    descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
-    checkpoint: Checkpoint | None,
-    session: Session,
-) -> tuple[WorkerServer, NodeLauncher]:
-    """Return the server and the launcher of workers on nodes. The folders' address becomes the server's."""
-    security = RunSecurity.create()
-    paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
-    files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
-    folders.guard(start_cleaner)
-    marker = ""
-    if checkpoint is not None:
-        marker = shared_folder.mark(folders.spill)
-        shared_folder.check_nodes(marker, nodes())
-    inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
-    folders.url = inner.url
-    run = RunOnNodes(
-        run_id=secrets.token_hex(6),
-        files=files,
-        versions=shipping.versions(),
-        marker=marker,
-        preload=modules_to_preload(),
-    )
-    workers = NodeLauncher(
-        run,
-        session.sent,
-        url=inner.url,
-        security=security,
-        driver_node=session.node_id,
-        read_by_driver=sorted(_read_by_driver(graph)),
-    )
-    blocks.find_remote = workers.objects.find
-    blocks.sends_files = checkpoint is not None  # whose folder all nodes see
-    return NodeServer(inner, workers), workers
-
-
-def _read_by_driver(graph: Graph) -> frozenset[str]:
-    """Return the writes whose elements the loop reads: to groupings, side inputs, and stages that cut by element."""
-    buffers = {buffer.id for buffer in graph.buffers.values() if buffer.kind is BufferKind.GROUP}
-    for stage in graph.stages:
-        buffers |= {side_input.buffer_id for side_input in stage.side_inputs}
-        if stage.is_stateful or stage.is_splittable or any(each.is_unbounded for each in stage.side_inputs):
-            buffers |= {read.buffer_id for read in stage.reads}
-    return frozenset(w.transform_id for stage in graph.stages for w in stage.writes if w.buffer_id in buffers)
 
 
 def _save_models_to_load(

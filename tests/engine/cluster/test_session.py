@@ -36,6 +36,18 @@ with connect("local", accelerators=3) as found, connect("local") as again:
     assert "PYTHONBREAKPOINT" not in os.environ, "breakpoint() must stay what it is without Ray"
 assert not ray.is_initialized()
 """
+_ON_ONE_MACHINE = """
+import sys
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity import LuminosityRunner
+
+with beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off", "--cpu_workers=1"])) as pipeline:
+    pipeline | beam.Create([1]) | beam.Map(lambda number: number)
+for_clusters = ("ray", "luminosity.engine.cluster", "luminosity.engine.node_agent", "luminosity.engine.node_workers")
+print([name for name in for_clusters if name in sys.modules])
+"""
 
 
 @pytest.fixture
@@ -52,6 +64,12 @@ def silent_server() -> Iterator[int]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield server.getsockname()[1]
+
+
+def test_a_run_on_one_machine_imports_nothing_for_clusters() -> None:
+    command = [sys.executable, "-c", _ON_ONE_MACHINE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_an_address_where_nothing_answers(free_port: int) -> None:
