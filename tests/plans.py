@@ -11,7 +11,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
-from luminosity.engine import prepare
+from luminosity.engine.cluster import nodes as cluster_nodes
+from luminosity.engine.cluster import session
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
@@ -35,11 +36,12 @@ def explained(
     """
     if nodes:
         flags = (*flags, "--ray_address=local")
-    cluster = mock.patch.multiple(prepare, connect=mock.Mock(), nodes=lambda: nodes, known_types=tuple[str])
+    connection = mock.patch.object(session, "connect", mock.Mock())
+    cluster = mock.patch.multiple(cluster_nodes, nodes=lambda: nodes, known_types=tuple[str])
     this_machine = mock.patch.multiple(
         machine, usable_cores=lambda: 4, machine_ram_bytes=lambda: 16 << 30, detect_accelerators=lambda: ()
     )
-    with this_machine, cluster, dry_runs() as runs:
+    with this_machine, connection, cluster, dry_runs() as runs:
         pipeline = beam.Pipeline(options=PipelineOptions(list(flags)))
         build(pipeline)
         pipeline.run()

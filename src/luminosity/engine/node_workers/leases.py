@@ -92,12 +92,17 @@ class Leases:
         """
         if not needs.gpus:
             return ()
+        with self._lock:
+            turn = self._turns.setdefault(node_id, threading.Lock())
+        with turn:
+            return self._ask_for_devices(worker_id, needs)
+
+    def _ask_for_devices(self, worker_id: str, needs: LeaseNeeds) -> tuple[str, ...]:
         ray = require("ray", "ray")
         strategies = require("ray.util.scheduling_strategies", "ray")
         with self._lock:
             lease = self._leases.get(worker_id)
-            turn = self._turns.setdefault(node_id, threading.Lock())
-        if lease is None:
+        if lease is None:  # also if its node was lost while others asked
             raise BlockLost("the worker's lease has ended")
         kind = {"num_gpus": needs.gpus} if needs.accelerator_kind == "gpu" else {"resources": {"TPU": needs.gpus}}
         asked = ray.remote(_given_devices).options(
@@ -107,8 +112,7 @@ class Leases:
             **kind,
         )
         try:
-            with turn:
-                return ray.get(asked.remote(), timeout=_DEVICES_TIMEOUT_S)
+            return ray.get(asked.remote(), timeout=_DEVICES_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             raise BlockLost(f"a node does not say which accelerators a worker has: {error}") from error
 
