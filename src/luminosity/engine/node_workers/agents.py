@@ -142,6 +142,11 @@ class Agents:
         if agent is not None:
             agent.end()
 
+    def is_asked_for(self, node_id: str) -> bool:
+        """Return whether the agent of a node has started, or is starting."""
+        with self._lock:
+            return node_id in self._agents
+
     def known(self, node_id: str) -> Agent | None:
         """Return the agent of a node if it has started and was not given up."""
         with self._lock:

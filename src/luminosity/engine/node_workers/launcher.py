@@ -175,6 +175,8 @@ class NodeLauncher:
 
     def _begin_agent(self, node_id: str) -> None:
         """Start the agent of a node before it is needed. Workers that wait for it find out if it fails."""
+        if self._agents.is_asked_for(node_id):
+            return  # a node has many workers, and threads are few
         try:
             self._agents.at(node_id)
         except Exception as error:  # as in _placed
