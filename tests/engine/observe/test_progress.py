@@ -153,6 +153,30 @@ def test_the_rate_of_a_stream_follows_the_last_seconds() -> None:
             assert rate.per_second(seconds) == 0.0
 
 
+@pytest.mark.parametrize("commits", [2, 8, 40, 400])
+def test_the_rate_of_a_stage_that_stops_is_zero_after_ten_seconds_and_stays_zero(commits: int) -> None:
+    stage, metrics = _Stage(), _Counted()
+    progress = StageProgress(cast(StageRun, stage), cast(RunMetrics, metrics))
+    progress.update(0.0, 1, 100, 0.5)
+    seconds = 0.0
+    for _ in range(commits):
+        seconds += 0.5
+        stage.commit(50)
+        metrics.count += 50
+        progress.update(seconds, 1, 100, 0.5)
+    assert progress.rate == pytest.approx(100.0)
+    for later in range(11, 120):
+        progress.update(seconds + later, 1, 100, 0.5)
+        assert progress.rate == 0.0
+
+
+class _Counted(RunMetrics):
+    count = 0
+
+    def elements(self, stage_id: str) -> int:
+        return self.count
+
+
 def test_a_stream_with_few_elements_has_a_steady_rate() -> None:
     rate = RecentRate(began_at=0.0)
     seen: list[float] = []

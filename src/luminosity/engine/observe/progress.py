@@ -26,8 +26,7 @@ _WINDOW_S = 10.0  # a rate covers this time: long enough to be steady, short eno
 _POINT_EVERY_S = 0.5  # bounds the number of points
 _FEWEST_STEPS = 4  # a slow stage changes rarely: its rate covers at least 4 changes, however old
 _MOST_POINTS = int(_WINDOW_S / _POINT_EVERY_S) + _FEWEST_STEPS + 2
-_SPARSE_WINDOW_S = 60.0  # a stream with few changes, such as windows of a minute, has its rate over this time
-_SPARSE_CHANGES = 6  # in that time: more of them say enough within the shorter window
+_LONGEST_WINDOW_S = 60.0  # for a stage that changes rarely, such as at the end of each window of a stream
 
 _END_OF_TIME: int = GlobalWindow().max_timestamp().micros  # no element is later
 _MOST_BACKLOG = 1e15  # a source that reports more has no end, and does not know its backlog
@@ -49,7 +48,7 @@ class StageProgress:
         self._began_at: float | None = None
         self._updated_at = 0.0
         self._clock = 0.0  # seconds in which it could work: the time without input says nothing about its speed
-        self._element_pace: Pace | RecentRate = Pace(0.0)
+        self._element_rate = RecentRate(0.0)
         self._work_pace = Pace(0.0)
         self.elements = 0
         self.rate = 0.0
@@ -77,16 +76,16 @@ class StageProgress:
             if not running and not self._stage.bundles_done:
                 return
             self._began_at = self._updated_at = seconds
-            self._element_pace = RecentRate(seconds) if self._stage.plan.has_endless_input else Pace(seconds)
+            self._element_rate = RecentRate(seconds)
             self._work_pace = Pace(0.0)
         # A sink gathers input before it starts a bundle.
         if has_news or running or (waiting and not self._stage.plan.is_sink):
             self._clock += seconds - self._updated_at
         self._updated_at = seconds
         if has_news:
-            self._element_pace.reached(seconds, self.elements)
+            self._element_rate.reached(seconds, self.elements)
             self._work_pace.reached(self._clock, self._done())
-        self.rate = self._element_pace.per_second(seconds)
+        self.rate = self._element_rate.per_second(seconds)
         self._estimate(seconds, self._began_at, waiting, arrived)
 
     def _estimate(self, seconds: float, began_at: float, waiting: int, arrived: float | None) -> None:
@@ -154,12 +153,12 @@ class StreamProgress:
 
 
 class RecentRate:
-    """The rate of a stream over the last seconds. It becomes zero soon after the stream pauses.
+    """The rate over the last ten seconds. It becomes zero soon after the elements stop.
 
     >>> rate = RecentRate(began_at=0.0)
     >>> for second in range(1, 31):
     ...     rate.reached(second, 5 * second)
-    >>> rate.per_second(30), rate.per_second(45)
+    >>> rate.per_second(30), rate.per_second(41)
     (5.0, 0.0)
     """
 
@@ -174,24 +173,29 @@ class RecentRate:
         if seconds - self._points[-1][0] >= _POINT_EVERY_S:
             self._points.append((seconds, amount))
             # One point before the window stays: its total is that of the window's begin.
-            while len(self._points) > 1 and self._points[1][0] <= seconds - _SPARSE_WINDOW_S:
+            while len(self._points) > 1 and self._points[1][0] <= seconds - _LONGEST_WINDOW_S:
                 self._points.popleft()
 
     def per_second(self, now: float) -> float:
-        """Return the rate over ten seconds, or over a minute if there were only few changes."""
-        changes = sum(seconds > now - _SPARSE_WINDOW_S for seconds, _ in self._points)
-        window = _SPARSE_WINDOW_S if changes <= _SPARSE_CHANGES else _WINDOW_S
+        """Return the rate over ten seconds; if changes are rare, over the time of the last few, up to a minute."""
+        since = now - self._window()
         first_seconds, first_amount = self._points[0]
         for seconds, amount in self._points:
-            if seconds > now - window:
+            if seconds > since:
                 break
-            first_seconds, first_amount = now - window, amount
+            first_seconds, first_amount = since, amount
         elapsed = now - first_seconds
         return (self._total - first_amount) / elapsed if elapsed > 0 else 0.0
 
+    def _window(self) -> float:
+        """Return the seconds that the last few changes took, within bounds. The time since the last does not count."""
+        few = min(_FEWEST_STEPS, len(self._points) - 1)
+        took = self._points[-1][0] - self._points[-1 - few][0]
+        return min(_LONGEST_WINDOW_S, max(_WINDOW_S, took))
+
 
 class Pace:
-    """The recent rate of something that grows.
+    """How fast something grows, for estimates: it changes slowly if nothing happens for a moment.
 
     >>> pace = Pace(began_at=0.0)
     >>> for second in range(1, 31):
