@@ -17,7 +17,8 @@
     ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
     ├── HostUnavailable (RuntimeError)        a model host has failed, or can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model server refused a request or sent an unreadable response
-    │   └── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
+    │   ├── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
+    │   └── IncompleteAnswer                  a server's answer is cut, withheld, or not the JSON that was asked for
     ├── TableError (ValueError)               a table can't be read, or its files don't match
     ├── WriteError (OSError)                  a table can't be written
     ├── StoreError (RuntimeError)             a vector store refuses rows or can't be reached
@@ -61,6 +62,7 @@ __all__ = [
     "Fix",
     "HandlerError",
     "HostUnavailable",
+    "IncompleteAnswer",
     "InvalidArgument",
     "InvalidType",
     "KafkaError",
@@ -227,6 +229,10 @@ class RemoteModelError(LuminosityError, RuntimeError):
 
 class EndpointError(RemoteModelError):
     """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
+
+
+class IncompleteAnswer(RemoteModelError):
+    """A server's answer to one example is cut off, empty or withheld, or not the JSON that was asked for."""
 
 
 class TableError(LuminosityError, ValueError):

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler, PredictionResult
 from apache_beam.ml.inference.base import RunInference as BeamRunInference
-from apache_beam.testing.util import assert_that
+from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import HttpModelHandler, RunInference
-from luminosity.errors import EndpointError, RemoteModelError
+from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError, may_pass
 from luminosity.inference.handlers.http import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.concurrency import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
@@ -88,6 +88,12 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Times:
 
 def ask(handler: HttpModelHandler, *examples: Any) -> list[Any]:
     return [result.inference for result in handler.run_inference(examples, handler.load_model())]
+
+
+def _answer(content: Any = "Once upon", finish_reason: str | None = "stop", **message: Any) -> Said:
+    """Return an answer like those of chat servers."""
+    choice = {"message": {"content": content, **message}, "finish_reason": finish_reason or None}
+    return Said({"choices": [choice], "model": "talker"})
 
 
 def failing_at_first(answers: list[Said]) -> Any:
@@ -214,6 +220,18 @@ class TestInPipelines:
             assert_that(good, _check_vectors, label="good")
             assert_that(failed.failed_inferences, _check_bad, label="bad")
 
+    def test_a_cut_answer_is_a_dead_letter(self, pipelines: Pipelines) -> None:
+        def script(seen: Seen) -> Said:
+            text = seen.json["messages"][0]["content"]
+            return _answer(text.upper(), "length" if text == "long" else "stop")
+
+        with serving(script) as server, pipelines() as (pipeline, _):
+            examples = pipeline | beam.Create(["short", "long", "brief"])
+            handler = HttpModelHandler.chat(server.url, "talker")
+            good, failed = examples | RunInference(handler).with_exception_handling()
+            assert_that(good | beam.Map(lambda result: result.inference), equal_to(["SHORT", "BRIEF"]), label="good")
+            assert_that(failed.failed_inferences, _check_cut, label="cut")
+
     def test_a_wrong_key_is_not_tried_per_example(self, pipelines: Pipelines) -> None:
         with serving(lambda seen: Said({"error": "who are you?"}, status=401)) as server, pipelines() as (pipeline, _):
             handler = HttpModelHandler.embeddings(server.url, "small")
@@ -247,6 +265,12 @@ def _check_bad(letters: list[Any]) -> None:
     ((examples, (_, message, _)),) = letters
     assert examples == ["bad"]
     assert "answered 400: input is too long" in message
+
+
+def _check_cut(letters: list[Any]) -> None:
+    ((examples, (_, message, _)),) = letters
+    assert examples == ["long"]
+    assert "a text that it cut at its limit of tokens (finish_reason 'length'): 'LONG'; raise max_tokens" in message
 
 
 def _check_all_refused(letters: list[Any]) -> None:
@@ -395,11 +419,77 @@ class TestTrouble:
         with pytest.raises(RemoteModelError, match="more than 1,000 bytes"):
             ask(handler, *WORDS[:50])
 
-    def test_a_chat_without_text_says_why(self) -> None:
-        choice = {"message": {"content": None}, "finish_reason": "tool_calls"}
-        why = r"a message without text \(tool_calls\)"
-        with serving(lambda _: Said({"choices": [choice]})) as server, pytest.raises(RemoteModelError, match=why):
+    @pytest.mark.parametrize(
+        ("said", "why"),
+        [
+            (
+                {"finish_reason": "length"},
+                r"cut at max_tokens=16 \(finish_reason 'length'\): 'Once upon'; raise max_tok",
+            ),
+            ({"finish_reason": "MAX_TOKENS"}, r"cut at max_tokens=16 .*: 'Once upon'"),
+            ({"finish_reason": "content_filter"}, r"its filter cut or removed .*: 'Once upon'; change the prompt"),
+            (
+                {"finish_reason": "surprise"},
+                r"finish_reason 'surprise', which is none of \['complete'.*allow_incomplete",
+            ),
+            ({"content": None, "refusal": "I can't"}, r"a refusal \(I can't\), without text; change the prompt"),
+            ({"content": None, "tool_calls": [{}], "finish_reason": "tool_calls"}, r"a call of a tool .*remove tools"),
+            ({"content": None, "finish_reason": "length"}, r"cut at max_tokens=16 .*, without text"),
+            ({"content": " \n"}, r"an empty message \(finish_reason 'stop'\)"),
+        ],
+        ids=lambda said: "-".join(map(str, said.values())) if isinstance(said, dict) else "",
+    )
+    def test_an_incomplete_answer_is_an_error_of_its_example(self, said: dict[str, Any], why: str) -> None:
+        with serving(lambda _: _answer(**said)) as server, pytest.raises(IncompleteAnswer, match=why) as caught:
+            ask(HttpModelHandler.chat(server.url, "talker", parameters={"max_tokens": 16}), "hello")
+
+        assert len(server.seen) == 1, "the same request gets the same answer"
+        assert not may_pass(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "kind", "why"),
+        [
+            ('{"name": "Ki', "json_object", "Unterminated string.*line 1 column 10"),
+            ('```json\n{"name": "Kim"}\n```', "json_schema", "Expecting value, line 1 column 1"),
+            ('{"score": NaN}', "json_schema", "NaN is not JSON"),
+            ('["Kim"]', "json_object", "a list, expected an object"),
+        ],
+    )
+    def test_a_text_that_is_not_the_json_asked_for_is_an_error(self, text: str, kind: str, why: str) -> None:
+        """Also if RunInference's arguments ask for it."""
+        with serving(lambda _: _answer(text)) as server:
+            handler = HttpModelHandler.chat(server.url, "talker")
+            with pytest.raises(IncompleteAnswer, match=rf"not the JSON that response_format asks for \({why}"):
+                handler.run_inference(["hello"], handler.load_model(), {"response_format": {"type": kind}})
+            assert ask(handler, "hello") == [text]
+            assert ask(
+                HttpModelHandler.chat(server.url, "talker", parameters={"response_format": {"type": "text"}}), ""
+            )
+
+    def test_complete_answers_and_those_that_you_allow(self) -> None:
+        wanted = {"response_format": {"type": "json_object"}, "max_tokens": 16}
+        with serving(lambda seen: _answer(*seen.json["messages"][0]["content"].split("|"))) as server:
+            strict = HttpModelHandler.chat(server.url, "talker", parameters=wanted)
+            kept = HttpModelHandler.chat(server.url, "talker", parameters=wanted, allow_incomplete=True)
+            assert ask(strict, '{"a": 1}|stop', "{}|eos_token", "{}|") == ['{"a": 1}', "{}", "{}"]
+            assert ask(kept, '{"a|length', "half|content_filter", "|stop") == ['{"a', "half", ""]
+
+    @pytest.mark.parametrize(
+        ("body", "why", "passes"),
+        [
+            ({"error": {"message": "the GPU is gone"}}, "the error .*the GPU is gone.*, expected an answer", True),
+            ({"choices": []}, r"an object with \['choices'\], expected `choices` with a `message`", False),
+            ({"choices": [{"text": "of a legacy completion"}]}, "expected `choices` with a `message`", False),
+            ({"choices": [{"message": {"content": "a"}}] * 2}, "2 choices, expected one", False),
+            ({"choices": [{"message": {"content": "a"}, "finish_reason": "abort"}]}, "it broke off .*'abort'", True),
+        ],
+        ids=["error", "no choice", "legacy", "two", "abort"],
+    )
+    def test_chats_with_other_numbers_of_choices(self, body: Any, why: str, passes: bool) -> None:
+        with serving(lambda _: Said(body)) as server, pytest.raises(RemoteModelError, match=why) as caught:
             ask(HttpModelHandler.chat(server.url, "talker"), "hello")
+
+        assert may_pass(caught.value) is passes
 
     def test_tls_of_a_stranger_is_refused_once(self, tmp_path: Path) -> None:
         certificate = self_signed(tmp_path)

@@ -107,7 +107,7 @@ def exchange(
         raise RemoteModelError(f"{url} sent a response that can't be decompressed: {_reason(error)}") from error
     except exceptions.HTTPError as error:
         raise EndpointError(f"the request to {url} failed: {_reason(error)}") from error
-    return Response(raw.status, {name.lower(): value for name, value in raw.headers.items()}, body, url, key)
+    return Response(raw.status, {name.lower(): value for name, value in raw.headers.items()}, body, url, key, request)
 
 
 def _read(raw: Any, url: str, ends: float, max_bytes: int) -> bytes:

@@ -133,19 +133,27 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
 
     @classmethod
     def chat(
-        cls, url: str, model: str, *, parameters: Mapping[str, Any] | None = None, **options: Unpack[HttpOptions]
+        cls,
+        url: str,
+        model: str,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        allow_incomplete: bool = False,
+        **options: Unpack[HttpOptions],
     ) -> HttpModelHandler:
         """Return a handler that turns messages, or lists of messages, into the text of the model's response.
 
-        The server has OpenAI's ``/v1/chat/completions``.
+        The server has OpenAI's ``/v1/chat/completions``. A text that the server cut at ``max_tokens``, an empty or
+        withheld text, and a text that is not the JSON that ``response_format`` asks for raise ``IncompleteAnswer``.
 
         Args:
             url: the server.
             model: the name by which the server knows the model.
             parameters: sent with every request, such as ``{"temperature": 0}``, like ``inference_args``.
+            allow_incomplete: return every text as it came, also if it is cut, empty, or not the requested JSON.
             options: the other arguments of ``HttpModelHandler``.
         """
-        return cls(url, Chat(model, parameters), **options)
+        return cls(url, Chat(model, parameters, allow_incomplete), **options)
 
     @classmethod
     def kserve(

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import Fix, IncompleteAnswer, InvalidArgument, InvalidType
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.http.protocol import (
     HttpProtocol,
     Predictions,
     Request,
     Response,
-    one_line,
     to_json_bytes,
 )
 from luminosity.inference.handlers.text.tokens import texts_of
@@ -27,6 +27,24 @@ __all__ = ["Chat", "Embeddings"]
 
 
 _ONE_RESPONSE = {"n": 1, "stream": False}
+_SHOWN_TEXT = 1000  # characters of an incomplete answer in its error: enough to see where it ends in most cases
+
+# The words of servers for the end of an answer, in lower case.
+_COMPLETE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"})
+_CUT = frozenset({"length", "max_tokens", "model_length"})
+_WITHHELD = frozenset({"content_filter", "safety", "recitation", "blocklist", "prohibited_content"})
+_BROKEN_OFF = frozenset({"abort", "cancelled", "error", "insufficient_system_resource"})
+
+_KEEP = Fix("to keep such texts, pass allow_incomplete=True")
+_ALLOW_MORE = Fix(
+    "raise max_tokens in parameters=, ask for a shorter answer, or keep such texts with allow_incomplete=True",
+    command="raise the server's limit of tokens, or ask for a shorter answer",
+)
+_CHANGE_PROMPT = Fix("change the prompt, or keep such texts with allow_incomplete=True", command="change the prompt")
+_CHECK_JSON = Fix(
+    "check that the server knows response_format, and that the prompt asks for JSON; allow_incomplete=True keeps "
+    "such texts"
+)
 
 
 class Embeddings(HttpProtocol):
@@ -105,9 +123,10 @@ class Chat(HttpProtocol):
     max_batch_size = None
     output_type = pa.string()
 
-    def __init__(self, model: str, parameters: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: str, parameters: Mapping[str, Any] | None = None, allow_incomplete: bool = False) -> None:
         super().__init__(model)
         self._parameters = dict(parameters or {})
+        self._allow_incomplete = allow_incomplete
         self.check_arguments(self._parameters)
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
@@ -132,19 +151,102 @@ class Chat(HttpProtocol):
         return Request("/v1/chat/completions", to_json_bytes(body))
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
-        """Return the text of the first choice. Raises if it has no text."""
+        """Return the text of the only choice. Raises ``IncompleteAnswer`` unless it is all that was asked for."""
         content = response.json()
-        choices: Any = content.get("choices")
-        try:
-            choice = choices[0]
-            text = choice["message"]["content"]
-        except (TypeError, LookupError):
-            expected = "`choices` with a `message` that has `content`"
-            raise response.endpoint_error(f"an object with {sorted(content)}", expected) from None
-        if not isinstance(text, str):
-            found = one_line(str(choice["message"].get("refusal") or choice.get("finish_reason")))
-            raise response.model_error(f"a message without text ({found})", "text")
+        choice = _only_choice(content, response)
+        text = choice["message"]["content"]
+        if not (self._allow_incomplete and isinstance(text, str)):
+            _check_complete(choice, text, response)
         return Predictions([text], content.get("model"))
+
+
+def _only_choice(content: dict[str, Any], response: Response) -> dict[str, Any]:
+    """Return the choice of a chat completion, which has a message with content."""
+    choices: Any = content.get("choices")
+    if not choices and content.get("error"):
+        # Gateways send the error of the server behind them with the status 200.
+        raise response.model_error(f"the error {content['error']}", "an answer", may_pass=True)
+    try:
+        choice = choices[0]
+        choice["message"]["content"]
+    except (TypeError, LookupError):
+        expected = "`choices` with a `message` that has `content`"
+        raise response.endpoint_error(f"an object with {sorted(content)}", expected) from None
+    if len(choices) > 1:
+        raise response.model_error(f"{len(choices)} choices", "one: each example gets one response")
+    return choice
+
+
+def _check_complete(choice: Mapping[str, Any], text: Any, response: Response) -> None:
+    """Raise ``IncompleteAnswer`` if the text of a choice is not the whole answer.
+
+    The same request gets the same answer, so none of these errors is retried, except that of a server which says that
+    it stopped by its own fault.
+    """
+    message, reason = choice["message"], choice.get("finish_reason")
+    came = f": {response.quoted(text, _SHOWN_TEXT)!r}" if isinstance(text, str) and text else ", without text"
+    word = str(reason or "stop").lower()
+
+    def incomplete(found: str, fix: Fix | str, may_pass: bool = False) -> IncompleteAnswer:
+        return IncompleteAnswer(f"{response.url} answered with {found}{came}", fix=fix, may_pass=may_pass)
+
+    if message.get("refusal"):
+        raise incomplete(f"a refusal ({response.quoted(str(message['refusal']))})", "change the prompt")
+    if word in _CUT:
+        raise incomplete(f"a text that it cut{_limit_of(_asked(response))} (finish_reason {reason!r})", _ALLOW_MORE)
+    if word in _WITHHELD:
+        raise incomplete(f"a text that its filter cut or removed (finish_reason {reason!r})", _CHANGE_PROMPT)
+    if word in _BROKEN_OFF:
+        raise incomplete(f"a text that it broke off (finish_reason {reason!r})", _KEEP, may_pass=True)
+    if message.get("tool_calls") or message.get("function_call"):
+        raise incomplete(f"a call of a tool (finish_reason {reason!r})", "remove tools from parameters")
+    if not isinstance(text, str) or not text.strip():
+        raise incomplete(f"an empty message (finish_reason {reason!r})", _CHANGE_PROMPT)
+    if word not in _COMPLETE:
+        raise incomplete(f"finish_reason {reason!r}, which is none of {sorted(_COMPLETE)}", _KEEP)
+    if problem := _json_problem(text, _asked(response, "response_format").get("response_format")):
+        raise incomplete(f"a text that is not the JSON that response_format asks for ({problem})", _CHECK_JSON)
+
+
+def _asked(response: Response, needed: str = "") -> dict[str, Any]:
+    """Return what the request asked for; nothing if its body does not have the name ``needed``, to save the parsing."""
+    body = response.request.body if response.request else None
+    return json.loads(body) if body and needed.encode() in body else {}
+
+
+def _limit_of(asked: Mapping[str, Any]) -> str:
+    """Return the limit that a request has set.
+
+    >>> _limit_of({"max_tokens": 16}), _limit_of({})
+    (' at max_tokens=16', ' at its limit of tokens')
+    """
+    found = [f"{name}={asked[name]}" for name in ("max_completion_tokens", "max_tokens") if asked.get(name)]
+    return f" at {found[0] if found else 'its limit of tokens'}"
+
+
+def _json_problem(text: str, wanted: Any) -> str:
+    """Return why a text is not the JSON that ``response_format`` asks for, or "". No schema is checked.
+
+    >>> _json_problem('{"a": 1', {"type": "json_object"})
+    "Expecting ',' delimiter, line 1 column 8"
+    >>> _json_problem("[1]", {"type": "json_object"}), _json_problem("[1]", {"type": "json_schema"})
+    ('a list, expected an object', '')
+    """
+    kind = cast("Mapping[str, Any]", wanted).get("type") if isinstance(wanted, Mapping) else None
+    if kind not in ("json_object", "json_schema"):
+        return ""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        return f"{error.msg}, line {error.lineno} column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    is_object = kind == "json_schema" or isinstance(value, dict)
+    return "" if is_object else f"a {type(value).__name__}, expected an object"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _messages(example: Any) -> list[dict[str, Any]]:

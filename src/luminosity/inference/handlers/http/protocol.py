@@ -50,6 +50,8 @@ class Response:
     body: bytes
     url: str
     key: ApiKey | None = field(default=None, repr=False)
+    request: Request | None = field(default=None, repr=False)
+    """The request that the server answered."""
 
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises ``EndpointError`` if it is anything else."""
@@ -61,11 +63,11 @@ class Response:
             raise self.endpoint_error(f"the JSON value {self.quoted(self.body)!r}", "a JSON object")
         return value
 
-    def quoted(self, text: bytes | str) -> str:
-        """Return ``text`` for an error message: shortened, and without the API key."""
+    def quoted(self, text: bytes | str, most: int = _SHOWN_CHARACTERS) -> str:
+        """Return ``text`` for an error message: on one line of ``most`` characters, and without the API key."""
         start = text[:_READ_CHARACTERS]
         whole = start.decode(errors="replace") if isinstance(start, bytes) else start
-        return one_line(self.key.redact(whole) if self.key else whole)
+        return one_line(self.key.redact(whole) if self.key else whole, most)
 
     def endpoint_error(self, found: str, expected: str) -> EndpointError:
         """Return an error for a response of another protocol: no other example would succeed, either."""
@@ -74,9 +76,9 @@ class Response:
             fix="check that this is the address of a server with this protocol",
         )
 
-    def model_error(self, found: str, expected: str) -> RemoteModelError:
+    def model_error(self, found: str, expected: str, may_pass: bool = False) -> RemoteModelError:
         """Return an error for a response of the right protocol that does not fit these examples."""
-        return RemoteModelError(f"{self.url} answered {self.quoted(found)}, expected {expected}")
+        return RemoteModelError(f"{self.url} answered {self.quoted(found)}, expected {expected}", may_pass=may_pass)
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,14 @@ def to_json_bytes(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, most: int = _SHOWN_CHARACTERS) -> str:
     """Return the beginning of ``text`` on one line: pages and tracebacks are long.
 
     >>> one_line("<html>\\n  <body>" + 1000 * "x")[:30]
     '<html> <body>xxxxxxxxxxxxxxxxx'
     """
     line = " ".join(text[:_READ_CHARACTERS].split())
-    return shorten(line, _SHOWN_CHARACTERS)
+    return shorten(line, most)
 
 
 class HttpProtocol:

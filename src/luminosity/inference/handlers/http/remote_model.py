@@ -44,6 +44,9 @@ class RemoteModel:
             predictions = self._protocol.read(response, len(prepared), self._facts)
         except EndpointError as error:
             raise self._breaker.refused(error) from error
+        except RemoteModelError:
+            self._breaker.succeeded()
+            raise
         self._breaker.succeeded()
         return predictions
 
