@@ -8,21 +8,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from luminosity._user_code import is_users_file
+
 __all__ = ["cell_line", "kernel_shell", "name_cells", "notebook_name", "render_error"]
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Frames of libraries and of the interpreter, which say nothing about the user's code.
-_NOT_USERS = (
-    *(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")),
-    _OURS,
-    "apache_beam/",
-    "<frozen",
-)
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
 _CELL = re.compile(r"^  Cell In\[(\d+)\], line (\d+)")
@@ -85,7 +78,7 @@ def _users_entries(lines: Sequence[str]) -> Iterator[str]:
         found = _ENTRY.match(line)
         if found is not None:
             path = found["path"]
-            is_users = path is None or not path.startswith(_NOT_USERS)
+            is_users = path is None or is_users_file(path)
         elif not line.startswith("    "):
             is_users = False  # a heading, or the exception itself
         if is_users:

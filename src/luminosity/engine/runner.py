@@ -19,7 +19,7 @@ from luminosity.engine.observe.reporter import script_name
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
-from luminosity.engine.plan.support import refuse_java
+from luminosity.engine.plan.support import expanded
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.result import LuminosityResult
@@ -91,8 +91,7 @@ class LuminosityRunner(PipelineRunner):
 
     def apply(self, transform: Any, input: Any, options: PipelineOptions) -> Any:
         """Expand a transform while the pipeline is built, unless it can never run here. Beam calls it."""
-        refuse_java(transform)
-        return super().apply(transform, input, options)
+        return expanded(transform, input, lambda: super(LuminosityRunner, self).apply(transform, input, options))
 
     def run_portable_pipeline(
         self, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions

@@ -16,6 +16,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 from apache_beam.transforms import environments
 
+from luminosity.engine.plan.support import expanded
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
 from luminosity.engine.runner import LuminosityRunner
 
@@ -87,6 +88,10 @@ class DryRunner(PipelineRunner):
     def default_environment(self, options: PipelineOptions) -> environments.Environment:
         """Return the environment of steps without resource hints."""
         return worker_environment(options)
+
+    def apply(self, transform: Any, input: Any, options: PipelineOptions) -> Any:
+        """Expand a transform, unless it can never run on LuminosityRunner."""
+        return expanded(transform, input, lambda: super(DryRunner, self).apply(transform, input, options))
 
     def run_pipeline(self, pipeline: Pipeline, options: PipelineOptions) -> PipelineResult:
         """Note which functions the pipeline's transforms wrap, then plan it."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sysconfig
 import traceback
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 
-import apache_beam
 from apache_beam.transforms import core
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._notebook import cell_line
 from luminosity._process_limits import describe_limits
+from luminosity._user_code import is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
@@ -28,12 +26,7 @@ __all__ = [
     "user_traceback",
 ]
 
-_BEAM_DIRECTORY = os.path.dirname(apache_beam.__file__) + os.sep
 _BEAM_TRANSFORMS = core.__file__  # has the wrappers around functions of users
-_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-# May lie inside the standard library's folder.
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _STEP = re.compile(r"\[while running '(.*?)'\]")
 
 _TRACEBACK_HEADING = "Traceback (most recent call last)"
@@ -100,7 +93,7 @@ class Failure:
             location=elsewhere or _location(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
             fix=fix,
-            may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(_is_users(frame) for frame, _ in frames)),
+            may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(is_users(frame) for frame, _ in frames)),
         )
 
 
@@ -134,7 +127,7 @@ def user_traceback(error: BaseException) -> tuple[TracebackType | None, int]:
     """Return the traceback from the first frame of the user's code on, and the number of frames below its last one."""
     trace = error.__traceback__
     frames = _frames(trace)
-    users = [i for i, (frame, _) in enumerate(frames) if _is_users(frame)]
+    users = [i for i, (frame, _) in enumerate(frames) if is_users(frame)]
     if not users:
         return trace, 0
     for _ in range(users[0]):
@@ -144,35 +137,18 @@ def user_traceback(error: BaseException) -> tuple[TracebackType | None, int]:
 
 def is_of_main(error: BaseException) -> bool:
     """Return whether code of the script itself raised it, which is pickled by value, rather than an imported module."""
-    users = [frame for frame, _ in _frames(error.__traceback__) if _is_users(frame)]
+    users = [frame for frame, _ in _frames(error.__traceback__) if is_users(frame)]
     return bool(users) and users[-1].f_globals.get("__name__") == "__main__"
-
-
-def _is_users(frame: FrameType) -> bool:
-    path = frame.f_code.co_filename
-    # multiprocessing makes the methods of its proxies with exec, in a namespace without a name.
-    is_generated = path == "<string>" and "__name__" not in frame.f_globals
-    # A compiled module names its source as it lay when it was compiled: pyarrow/error.pxi.
-    home = path if os.path.isabs(path) else str(frame.f_globals.get("__file__") or path)
-    return not is_generated and _is_users_file(path) and _is_users_file(home)
-
-
-def _is_users_file(path: str) -> bool:
-    return not _is_runners(path) and not path.startswith((*_STANDARD_LIBRARY, *_INSTALLED))
-
-
-def _is_runners(path: str) -> bool:
-    return path.startswith((_BEAM_DIRECTORY, _OUR_DIRECTORY, "<frozen", "apache_beam/"))
 
 
 def _location(frames: list[tuple[FrameType, int]]) -> str:
     """Return the innermost line of the user's code, or else of an installed package."""
     for frame, line in reversed(frames):
-        if _is_users(frame):
+        if is_users(frame):
             return f"{frame.f_code.co_filename}:{line}"
     for frame, line in reversed(frames):
         path = frame.f_code.co_filename
-        if path.startswith(_INSTALLED) and not _is_runners(path):
+        if is_installed(path):
             return f"{path}:{line}"
     return ""
 
@@ -189,7 +165,7 @@ def _location_elsewhere(error: BaseException) -> str:
     for text in texts:
         if _TRACEBACK_HEADING in text:
             for path, line in reversed(_TRACEBACK_LINE.findall(text)):
-                if path != "<string>" and _is_users_file(path):
+                if path != "<string>" and is_users_file(path):
                     return f"{path}:{line}"
     return ""
 
@@ -201,7 +177,7 @@ def _element(frames: list[tuple[FrameType, int]]) -> str:
     """
     caller: FrameType | None = None
     for frame, _ in frames:
-        if _is_users(frame):
+        if is_users(frame):
             if caller is not None and caller.f_code.co_filename == _BEAM_TRANSFORMS and "x" in caller.f_locals:
                 return describe_element(caller.f_locals["x"])  # Map, MapTuple: the function may get parts of it
             code = frame.f_code
