@@ -195,7 +195,7 @@ def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
         (
             '{"text": "x"}\n' * 200_000 + '{"text": "x", "stars": 1}\n',
             "in.jsonl, line 200001: ",
-            "correct the line; lum enrich --dead-letters PATH collects lines that can't be read\n",
+            "correct the line, or add --dead-letters FILE to set such lines aside\n",
         ),
     ],
     ids=["null", "unknown key"],

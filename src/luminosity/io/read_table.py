@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,16 +17,18 @@ from luminosity.core import READS
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_dialect import CsvStyle
+from luminosity.io.reading.csv_types import Doubts
 from luminosity.io.reading.find_files import TableFile, find_files
-from luminosity.io.reading.partition_columns import partition_schema
 from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
 from luminosity.io.reading.readers import RowCount, Settings, all_rows, count_rows, first_rows, schema_of
-from luminosity.io.reading.selection import select
+from luminosity.io.reading.selection import partition_schema, select
 from luminosity.io.reading.text_lines import LETTERS, Report, Unreadable, letters, raise_unreadable
 from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadTable"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class ReadTable(beam.PTransform[Any, Any]):
@@ -62,7 +65,8 @@ class ReadTable(beam.PTransform[Any, Any]):
       newlines_in_values: whether quoted values of CSV may contain line breaks. Large local files are then scanned
         before they are cut, and files on other file systems are read in one piece. False promises that no value has
         any: then these files are cut, too.
-      null_values: the texts that mean null in CSV, unless they are quoted.
+      null_values: the texts that mean null in CSV, unless they are quoted. In columns of numbers, times and booleans,
+        ``NA``, ``N/A``, ``#N/A``, ``NULL``, ``None`` and the like are null in any case, and so is a quoted empty value.
       decimal_point: ``","`` reads numbers of CSV such as ``1,5``; otherwise they are texts.
 
     A line that can't be read ends the run with an error that shows it. :meth:`with_exception_handling` collects such
@@ -99,8 +103,10 @@ class ReadTable(beam.PTransform[Any, Any]):
         _check_files(self._files, csv)
         partition = partition_schema(self._files, schema)
         self._unreadable: list[Unreadable] = []  # among the lines that types were guessed from
-        stored, origin = _stored(self._files, schema, partition, csv, self._unreadable.append)
+        doubts: dict[str, TableError] = {}
+        stored, origin = _stored(self._files, schema, partition, csv, self._unreadable.append, doubts.__setitem__)
         selection = select(stored, partition, columns, where, origin)
+        self._doubts = [doubt for name, doubt in doubts.items() if name in selection.output.names]
         self._settings = Settings(selection, csv, rows_per_batch)
 
     @property
@@ -117,6 +123,14 @@ class ReadTable(beam.PTransform[Any, Any]):
     def has_lines(self) -> bool:
         """Whether some files are text, so that there may be lines that can't be read."""
         return any(file.format.is_text for file in self._files)
+
+    def take_doubts(self) -> list[TableError]:
+        """Return what is doubtful about the types that were guessed for CSV, and forget it: the caller shows it.
+
+        Otherwise, it is logged as a warning when the pipeline is built.
+        """
+        taken, self._doubts = self._doubts, []
+        return taken
 
     def with_exception_handling(self) -> ReadTable:
         """Collect lines of CSV and JSON lines that can't be read: the transform returns two tables, ``(good, bad)``.
@@ -160,18 +174,19 @@ class ReadTable(beam.PTransform[Any, Any]):
         """
         return count_rows(self._files, self._settings.csv)
 
-    def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def all(self, on_unreadable: Report = raise_unreadable) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Read all rows in this process, in the order of the files; yield the path of the file with each batch.
 
-        Lines that can't be read are left out after :meth:`with_exception_handling`, and raise otherwise.
+        ``on_unreadable`` is called with each line that can't be read; by default, the first one raises.
         """
-        report: Report = (lambda _: None) if self._settings.keeps_unreadable else raise_unreadable
-        return all_rows(self._files, self._settings, report)
+        return all_rows(self._files, self._settings, on_unreadable)
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Cut the files into ranges of bytes, and read these in parallel."""
         if self._unreadable and not self._settings.keeps_unreadable:
             raise self._unreadable[0].error()
+        for doubt in self.take_doubts():
+            _LOGGER.warning("%s", doubt)
         files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)
         read = beam.ParDo(ReadRanges(self._settings))
         if not self._settings.keeps_unreadable:
@@ -218,13 +233,18 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
 
 
 def _stored(
-    files: Sequence[TableFile], given: pa.Schema | None, partition: pa.Schema, csv: CsvStyle, report: Report
+    files: Sequence[TableFile],
+    given: pa.Schema | None,
+    partition: pa.Schema,
+    csv: CsvStyle,
+    report: Report,
+    doubts: Doubts,
 ) -> tuple[pa.Schema, str]:
     """Return the columns that every file must have, and the argument or file that they come from."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="
     for file in files:
-        found = schema_of(file, csv, report)
+        found = schema_of(file, csv, report, doubts)
         if found is not None:
             return found, file.path
     name = files[0].path

@@ -284,9 +284,9 @@ def test_without_dead_letters_the_pipeline_is_refused_when_it_is_built(tmp_path:
 
 def test_a_value_that_fits_no_more_behind_the_first_megabyte(tmp_path: Path) -> None:
     lines = b"".join(b"%d,%s\n" % (number, b"x" * 90) for number in range(12_000))
-    (tmp_path / "t.csv").write_bytes(b"id,text\n" + lines + b"n/a,last\n")
+    (tmp_path / "t.csv").write_bytes(b"id,text\n" + lines + b"unknown,last\n")
     with pytest.raises(
-        TableError, match=r"t\.csv, line 12002: found 'n/a' in column 'id', expected int64; .*'n/a,last'"
+        TableError, match=r"t\.csv, line 12002: found 'unknown' in column 'id', expected int64; .*'unknown,last'"
     ):
         read_alone(ReadTable(tmp_path))
 
@@ -295,3 +295,37 @@ def test_line_numbers_count_lines_in_values(tmp_path: Path) -> None:
     rows, letters = bad_lines(tmp_path / "t.csv", b'\n\nid,text\n1,"a\nb\nc"\n2\n\n3\n4,"d\ne",5\n')
     assert rows == [{"id": 1, "text": "a\nb\nc"}]
     assert [(row["_line"], row["_text"]) for row in letters] == [(7, "2"), (9, "3"), (10, '4,"d\ne",5')]
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "rows"),
+    [
+        ("a,b\n1,NA\nNA,DE\n", "int64 string", "1 NA, None DE"),
+        ('a,b\n1,"NA"\n"",DE\n#N/A,"-"\n,\n', "int64 string", "1 NA, None DE, None -, None None"),
+        ("a,b\n1.5,true\nnull,NULL\nnan,false\n", "double bool", "1.5 True, None None, nan False"),
+        ("a,b\n2026-01-02,x\nn/a,y\n", "date32[day] string", "2026-01-02 x, None y"),
+        ("a,b\nNA,1\nNA,2\n", "string int64", "NA 1, NA 2"),
+        ("a,b\n01234,1\nNA,2\n", "string int64", "01234 1, NA 2"),
+        ("a,b\n12345678901234567890,1\n7,2\n", "string int64", "12345678901234567890 1, 7 2"),
+        ("a,b\n9223372036854775807,0\n0,0.5\n", "int64 double", "9223372036854775807 0.0, 0 0.5"),
+    ],
+    ids=["numbers", "quotes", "booleans", "dates", "only marks", "leading zeros", "large numbers", "largest number"],
+)
+def test_marks_of_nulls_and_codes(text: str, types: str, rows: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    table = ReadTable(tmp_path / "t.csv")
+    assert " ".join(map(str, table.schema.types)) == types
+    assert ", ".join(" ".join(map(str, row.values())) for row in read_alone(table)) == rows
+
+
+def test_a_column_that_is_text_against_expectations_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["price,amount,name", *(f'{number},"{number},5",x{number}' for number in range(99)), 'unknown,"1,5",y']
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    _ = beam.Pipeline("FnApiRunner") | ReadTable(tmp_path / "t.csv")
+    first, second = (record.getMessage() for record in caplog.records if record.name == "luminosity.io.read_table")
+    assert "column 'price' is text because of 'unknown' in 1 of 100 values; the others are numbers" in first
+    assert "pass null_values=['', 'unknown'] if that means null" in first
+    assert "column 'amount' is text because of decimal commas, such as '0,5'; pass decimal_point=','" in second
+    caplog.clear()
+    _ = beam.Pipeline("FnApiRunner") | ReadTable(tmp_path / "t.csv", columns=["name"])
+    assert not caplog.records

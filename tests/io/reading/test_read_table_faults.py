@@ -216,13 +216,13 @@ def test_a_file_that_has_changed(name: str, tmp_path: Path) -> None:
 def test_a_value_that_does_not_fit_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{number},text {number}" for number in range(200)]
     schema = pa.schema({"id": pa.int64(), "text": pa.string()})
-    (tmp_path / "t.csv").write_text("\n".join(["id,text", *lines[:150], "n/a,oops", *lines[150:]]))
+    (tmp_path / "t.csv").write_text("\n".join(["id,text", *lines[:150], "unknown,oops", *lines[150:]]))
     for block in (50, 1 << 20):
         monkeypatch.setattr(text_lines, "TEXT_BYTES", block)
         with pytest.raises(
             TableError,
-            match=r"t\.csv, line 152: found 'n/a' in column 'id', expected int64; the types are those of schema=; "
-            "the line is 'n/a,oops'; pass schema=",
+            match=r"t\.csv, line 152: found 'unknown' in column 'id', expected int64; the types are those of schema=; "
+            "the line is 'unknown,oops'; pass schema=",
         ):
             read_alone(ReadTable(str(tmp_path), schema=schema))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
+from luminosity.cli.table_options import add_table_options
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -45,7 +45,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--column", action="append", default=[], metavar="C,...", help="describe only these columns (default: all)"
     )
-    add_csv_options(parser)
+    add_table_options(parser)
     parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of lines")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
     parser.set_defaults(command=_describe)

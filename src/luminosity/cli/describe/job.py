@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from luminosity._text import printable, shorten
-from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text
+from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
 from luminosity.evaluation.description.describe_table import DescriptionState, describe_states
@@ -37,9 +37,10 @@ def run(parsed: argparse.Namespace) -> int:
         raise OptionError("the name of a table is empty, expected a file; perhaps a shell variable is not set")
     columns = [name for text in parsed.column for name in text.split(",") if name] or None
     check_report(parsed.report)
-    with ProgressLine() as progress:
+    reader = TableReader("describe", parsed.dead_letters)
+    with ProgressLine() as progress, reader:
         arguments = csv_arguments(parsed, *patterns)
-        states = [_read(*each, columns, progress) for each in zip(patterns, arguments, strict=True)]
+        states = [_read(reader, *each, columns, progress) for each in zip(patterns, arguments, strict=True)]
         found = states[0].description() if len(states) == 1 else describe_states(*states)
         if parsed.report:
             settings = {"table": parsed.table, "reference": parsed.reference, "columns": columns}
@@ -47,20 +48,21 @@ def run(parsed: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     if parsed.json:
         about = {"table": parsed.table, "seconds": round(seconds, 3)}
-        print_ignoring_closed_pipe(json_text({**found.as_dict(), **about}))
+        print_ignoring_closed_pipe(json_text({**found.as_dict(), **about, **reader.as_dict()}))
     else:
         print_ignoring_closed_pipe("\n".join(_lines(found, seconds)))
     return 0
 
 
-def _read(pattern: str, csv: Any, columns: Sequence[str] | None, progress: ProgressLine) -> DescriptionState:
+def _read(
+    reader: TableReader, pattern: str, csv: Any, columns: Sequence[str] | None, progress: ProgressLine
+) -> DescriptionState:
     state = DescriptionState(columns)
-    source = ReadTable(pattern, **csv)
-    if columns is not None:
-        source = ReadTable(pattern, roots_of(columns, source.schema.names), **csv)
+    roots = None if columns is None else roots_of(columns, ReadTable(pattern, **csv).schema.names)
+    source = reader.open(pattern, roots, csv)
     done = progress.rows(f"reading {pattern}")
     state.add(pa.RecordBatch.from_pylist([], schema=source.schema))  # a table without rows has columns
-    for _, batch in source.all():
+    for _, batch in reader.rows(source):
         state.add(batch)
         done(state.rows)
     return state

@@ -23,6 +23,7 @@ from luminosity.cli.drift.report import describe_settings, print_verdicts, setti
 from luminosity.cli.drift.sources import Source, read_keyed_sample
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.cli.output import ProgressLine
+from luminosity.cli.table_options import TableReader
 from luminosity.drift.by_key import KeyedComparison, compare_keys
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows
@@ -37,8 +38,9 @@ def run(parsed: argparse.Namespace) -> int:
     """Run the command with its parsed options, and return its exit code."""
     began = time.monotonic()
     history = begin(parsed)
-    with ProgressLine() as progress:
-        sources = open_sources(parsed)
+    reader = TableReader("drift", parsed.dead_letters)
+    with ProgressLine() as progress, reader:
+        sources = open_sources(parsed, reader)
         # The samples have different seeds: rows at the same positions of both must not be drawn together.
         reference = _read(sources[0], parsed, "REFERENCE", 2 * parsed.seed, progress)
         current = _read(sources[1], parsed, "CURRENT", 2 * parsed.seed + 1, progress)
@@ -56,7 +58,7 @@ def run(parsed: argparse.Namespace) -> int:
             progress=progress.tiles(f"comparing values of {parsed.by}"),
         )
         read, skipped = ((_total(reference, name), _total(current, name)) for name in ("read", "skipped"))
-        settings = settings_by_key(parsed, sources, read, skipped)
+        settings = {**settings_by_key(parsed, sources, read, skipped), **reader.as_dict()}
         tests = found.as_past_tests(
             reference=address_of(parsed.reference),
             current=address_of(parsed.current),

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from luminosity._process_limits import check_address_space
-from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
 from luminosity.cli.numbers import at_least, count, fraction, number, whole_number
+from luminosity.cli.table_options import add_table_options
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -58,7 +58,7 @@ def add_to(commands: Any) -> None:
         metavar="C,...",
         help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors)",
     )
-    add_csv_options(parser)
+    add_table_options(parser)
     parser.add_argument(
         "--by",
         metavar="COLUMN",

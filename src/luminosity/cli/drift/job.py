@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.drift.report import describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
 from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
 from luminosity.cli.output import ProgressLine, check_report
+from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows, prepare_samples
@@ -34,10 +34,11 @@ def run(parsed: argparse.Namespace) -> int:
     """Run the command with its parsed options, and return its exit code."""
     began = time.monotonic()
     history = begin(parsed)
-    with ProgressLine() as progress:
-        sources = open_sources(parsed)
+    reader = TableReader("drift", parsed.dead_letters)
+    with ProgressLine() as progress, reader:
+        sources = open_sources(parsed, reader)
         comparison = _compare(parsed, sources, progress)
-        settings = settings_of(parsed, sources, comparison.samples)
+        settings = {**settings_of(parsed, sources, comparison.samples), **reader.as_dict()}
         this = _past_test(parsed, comparison, settings)
         if parsed.report:
             past: list[PastTest] = []
@@ -95,7 +96,7 @@ def _check(parsed: argparse.Namespace) -> None:
     check_report(parsed.report)
 
 
-def open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
+def open_sources(parsed: argparse.Namespace, reader: TableReader) -> tuple[Source, Source]:
     """Open both samples with the columns of ``--column`` and ``--by``."""
     columns = [name for text in parsed.column for name in text.split(",") if name]
     if parsed.column and not columns:
@@ -111,8 +112,8 @@ def open_sources(parsed: argparse.Namespace) -> tuple[Source, Source]:
 
         import_beam()
     of_reference, of_current = csv_arguments(parsed, parsed.reference, parsed.current)
-    reference = open_source(parsed.reference, columns, parsed.by, of_reference)
-    return reference, open_source(parsed.current, columns, parsed.by, of_current)
+    reference = open_source(parsed.reference, columns, reader, parsed.by, of_reference)
+    return reference, open_source(parsed.current, columns, reader, parsed.by, of_current)
 
 
 def _compare(parsed: argparse.Namespace, sources: tuple[Source, Source], progress: ProgressLine) -> SampleComparison:

@@ -12,6 +12,7 @@ import numpy as np
 
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
+from luminosity.cli.table_options import TableReader
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.errors import DriftError, Fix, OptionError, TableError
 from luminosity.io.formats import recognise
@@ -38,11 +39,15 @@ class Source(Protocol):
 
 
 def open_source(
-    pattern: str, columns: Sequence[str], by: str | None = None, csv: Mapping[str, Any] = MappingProxyType({})
+    pattern: str,
+    columns: Sequence[str],
+    reader: TableReader,
+    by: str | None = None,
+    csv: Mapping[str, Any] = MappingProxyType({}),
 ) -> Source:
     """Return the source of rows for a file, a folder or a pattern.
 
-    ``by`` is the column of keys, and ``csv`` are arguments of ``ReadTable``, for tables.
+    For tables, ``by`` is the column of keys, and ``csv`` are arguments of ``ReadTable``.
     """
     if by is not None and (pattern.lower().endswith(".npy") or has_only_arrays(pattern)):
         raise OptionError(f"--by={by} is for tables, but {pattern} is a NumPy array, which has no columns")
@@ -54,7 +59,7 @@ def open_source(
             fix=f"use a quoted pattern: '{os.path.join(pattern, '*.npy')}'",
         )
     _check_format(pattern)
-    return TableSource(pattern, columns, by, csv)
+    return TableSource(pattern, columns, by, csv, reader)
 
 
 def _check_format(path: str) -> None:

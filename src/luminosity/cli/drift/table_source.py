@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from luminosity._text import list_some
+from luminosity.cli.table_options import TableReader
 from luminosity.errors import DriftError, OptionError
 
 __all__ = ["TableSource"]
@@ -25,14 +26,17 @@ class TableSource:
     Without ``columns``, the table's only column of vectors is taken. ``by`` is a column of keys.
     """
 
-    def __init__(self, pattern: str, columns: Sequence[str], by: str | None, csv: Mapping[str, Any]) -> None:
+    def __init__(
+        self, pattern: str, columns: Sequence[str], by: str | None, csv: Mapping[str, Any], reader: TableReader
+    ) -> None:
         self._pattern = pattern
         self._csv = csv
+        self._reader = reader
         if not columns:
             columns = _only_vectors(self._read().schema, pattern)
         self._by = by
         keys = [by] if by is not None and by not in columns else []
-        self._table = self._read([*columns, *keys])
+        self._table = reader.open(pattern, [*columns, *keys], csv)
         schema = self._table.schema
         if by is not None:
             _check_keys(schema.field(by), pattern)
@@ -51,7 +55,7 @@ class TableSource:
 
     def _pieces(self) -> Iterator[tuple[tuple[Any, Any, str, int], pa.RecordBatch]]:
         vectors, current, first = _Vectors(self.columns), "", 0
-        for file, batch in self._table.all():
+        for file, batch in self._reader.rows(self._table):
             if file != current:
                 current, first = file, 0
             yield (*vectors.of(batch, file, first), file, first), batch
@@ -66,7 +70,7 @@ class TableSource:
         others = [name for name in schema.names if name not in _vector_columns(schema)]
         found: dict[int, dict[str, Any]] = {}
         first, file_first, current = 0, 0, ""
-        for file, batch in self._read(others or list(self.columns)).all():
+        for file, batch in self._read(others or list(self.columns)).all(_ignore):
             if file != current:
                 current, file_first = file, first
             for number in (number for number in numbers if first <= number < first + batch.num_rows):
@@ -85,6 +89,10 @@ class TableSource:
     def _named(self, file: str) -> dict[str, str]:
         """Return the name of a row's file, unless there is only one file."""
         return {} if self._pattern.endswith(os.path.basename(file)) else {"file": os.path.basename(file)}
+
+
+def _ignore(_: Any) -> None:
+    """Leave a line out that can't be read: it was set aside, or refused, when the sample was read."""
 
 
 class _Vectors:

@@ -16,6 +16,7 @@ from typing import Any
 from luminosity.cli.drift.sources import open_source, read_keyed_sample, read_sample
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.cli.exits import DRIFT, FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.table_options import TableReader
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.drift.watch.config import FileWatch, WatchConfig
 from luminosity.drift.watch.state import Silence, load_state, only_watch, state_file, state_to_change
@@ -143,7 +144,7 @@ def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, Sample
             from luminosity.lean_beam import import_beam
 
             import_beam()
-        source = open_source(file, watch.columns, watch.by)
+        source = open_source(file, watch.columns, TableReader("drift watch"), watch.by)
         if watch.by is None:
             sample = read_sample(source, watch.rows, seed, watch.skip_missing, _ignore)
             found.setdefault(None, []).append(sample)

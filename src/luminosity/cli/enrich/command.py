@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from luminosity._text import did_you_mean
-from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.cli.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.numbers import count
+from luminosity.cli.table_options import add_csv_options
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam

@@ -17,11 +17,11 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import PipelineState
 
 from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
-from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.progress import RowProgress
 from luminosity.cli.enrich.report import print_report
 from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
+from luminosity.cli.table_options import csv_arguments, tell_doubts
 from luminosity.engine.monitor.views.live import is_live
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
@@ -65,6 +65,7 @@ class Job:
         columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
         [csv] = csv_arguments(parsed, parsed.table)
         reading = ReadTable(parsed.table, columns, **csv)
+        tell_doubts("enrich", reading)
         if parsed.dead_letters and reading.has_lines:
             reading.with_exception_handling()
         existing = list(reading.schema.names)

@@ -6,9 +6,9 @@ import argparse
 from functools import partial
 from typing import Any
 
-from luminosity.cli.csv_options import add_csv_options
 from luminosity.cli.exits import FAILED, fail
 from luminosity.cli.numbers import count, fraction, number, whole_number
+from luminosity.cli.table_options import add_table_options
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
@@ -78,7 +78,7 @@ def add_to(commands: Any) -> None:
         default="positive",
         help="scores are those of the positive class, or of the predicted one (default: positive)",
     )
-    add_csv_options(parser)
+    add_table_options(parser)
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )

@@ -12,9 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 from luminosity._text import printable
-from luminosity.cli.csv_options import csv_arguments
 from luminosity.cli.exits import NOT_MET, print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text
+from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
 from luminosity.evaluation.evaluate_table import evaluate_batches
@@ -33,12 +33,12 @@ def run(parsed: argparse.Namespace) -> int:
     began = time.monotonic()
     settings = _settings(parsed)
     check_report(parsed.report)
-    with ProgressLine() as progress:
+    reader = TableReader("evaluate", parsed.dead_letters)
+    with ProgressLine() as progress, reader:
         (csv,) = csv_arguments(parsed, parsed.table)
-        source = ReadTable(parsed.table, **csv)
-        columns = roots_of(settings.columns, source.schema.names)
+        columns = roots_of(settings.columns, ReadTable(parsed.table, **csv).schema.names)
         done = progress.rows(f"reading {parsed.table}")
-        found = evaluate_batches(_read(ReadTable(parsed.table, columns, **csv), done), settings)
+        found = evaluate_batches(_read(reader, reader.open(parsed.table, columns, csv), done), settings)
         failed = _failed(parsed, found)
         has_requirements = bool(parsed.at_least or parsed.at_most)
         if parsed.report:
@@ -51,7 +51,11 @@ def run(parsed: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     if parsed.json:
         verdict = {"passed": not failed, "failed": failed} if has_requirements else {}
-        about = {"settings": _described(settings), "versions": {"luminosity": version("luminosity")}}
+        about = {
+            "settings": _described(settings),
+            "versions": {"luminosity": version("luminosity")},
+            **reader.as_dict(),
+        }
         print_ignoring_closed_pipe(json_text({**verdict, **found.as_dict(), **about, "seconds": round(seconds, 3)}))
     else:
         print_ignoring_closed_pipe("\n".join(_lines(parsed, found, failed, has_requirements, seconds)))
@@ -71,9 +75,9 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     return Settings(slices=slices, **{name: getattr(parsed, name) for name in (*names, *numbers)})
 
 
-def _read(table: ReadTable, done: Any) -> Iterator[Any]:
+def _read(reader: TableReader, table: ReadTable, done: Any) -> Iterator[Any]:
     rows = 0
-    for _, batch in table.all():
+    for _, batch in reader.rows(table):
         yield batch
         rows += batch.num_rows
         done(rows)

@@ -20,7 +20,11 @@ from luminosity.io.reading.csv_rows import find_rows
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_text
 
-__all__ = ["CsvDialect", "CsvStyle", "encoding_fix", "likely_encoding", "recognise_dialect"]
+__all__ = ["NULL_MARKS", "CsvDialect", "CsvStyle", "encoding_fix", "likely_encoding", "recognise_dialect"]
+
+NULL_MARKS = ("#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "None", "n/a", "null")
+"""Texts that mean null in columns of numbers, times and booleans, as in pandas. In a column of texts they stay texts:
+``NA`` may be Namibia. ``nan`` is a number."""
 
 _HEAD_BYTES = 64 << 10  # enough rows to recognise a delimiter by, and longer than the header of any usual table
 _MOST_HEADER_BYTES = 32 << 20
@@ -67,14 +71,24 @@ class CsvStyle:
 
         Quoted values are never null, so that nulls and empty texts are told apart.
         """
+        return self._options(schema, self.null_values, quoted_too=False)
+
+    def typed_options(self, schema: pa.Schema | None = None) -> Any:
+        """Return the options for columns of numbers, times or booleans: there :data:`NULL_MARKS` are null, too.
+
+        So are quoted values: ``""`` is no number.
+        """
+        return self._options(schema, (*self.null_values, *NULL_MARKS), quoted_too=True)
+
+    def _options(self, schema: pa.Schema | None, null_values: Sequence[str], *, quoted_too: bool) -> Any:
         from pyarrow import csv as arrow_csv
 
         return arrow_csv.ConvertOptions(
             column_types=schema,
             include_columns=None if schema is None else schema.names,
-            null_values=list(self.null_values),
+            null_values=list(null_values),
             strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
+            quoted_strings_can_be_null=quoted_too,
             decimal_point=self.decimal_point,
         )
 

@@ -18,10 +18,9 @@ from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import LineNumbers, Report, Unreadable, line_chunks, readable_parts
 
-__all__ = ["CsvReader", "count_first_rows", "csv_schema"]
+__all__ = ["CsvParser", "CsvReader", "is_text", "skip"]
 
 _READ_AHEAD = 64 << 10  # bytes behind the range, which most likely contain the end of its last row
-_SCHEMA_BYTES = 1 << 20  # enough rows to guess types from
 _WRONG_COUNT = re.compile(r"CSV parse error: Expected (\d+) columns?, got (\d+)")
 _WRONG_VALUE = re.compile(
     r"In CSV column #(\d+): (?:Row #\d+: )?CSV conversion error to (.*): invalid value '(.*)'", re.S
@@ -30,10 +29,12 @@ _NOT_UTF8 = "invalid UTF8 data"
 _FIX = Fix(
     "pass schema= for other types or null_values= for other nulls, or collect lines that can't be read with "
     "with_exception_handling()",
-    command="correct the line; lum enrich --dead-letters PATH collects lines that can't be read",
+    command="correct the line, add --null-values if the value means null, or add --dead-letters FILE to set such lines "
+    "aside",
 )
 _FIX_QUOTES = Fix(
-    "correct the line, or collect lines that can't be read with with_exception_handling()", command=_FIX.command
+    "correct the line, or collect lines that can't be read with with_exception_handling()",
+    command="correct the line, or add --dead-letters FILE to set such lines aside",
 )
 
 
@@ -54,7 +55,7 @@ class CsvReader(Reader):
             expected = {field.name: field.type for field in selection.stored}
             found = [(name, expected.get(name, pa.string())) for name in self._dialect.header]
             selection.check(file.path, pa.schema(found))
-        self._parser = _Parser(file, self._dialect, style.convert_options(selection.loaded), selection.origin, report)
+        self._parser = CsvParser(file, self._dialect, style, selection.loaded, selection.origin, report)
         is_local = FileSystems.get_scheme(file.path) is None
         self._can_be_cut = file.compression is None and self._dialect.can_be_cut
         self._is_scanned = style.newlines_in_values and self._can_be_cut and is_local
@@ -97,7 +98,7 @@ class CsvReader(Reader):
         """Yield the rows that begin at ``start`` or behind it; a row begins at ``origin``, or it is 0."""
         position, begun = max(origin, self._dialect.first), b""
         with self._dialect.open(self._file) as stream:
-            _skip(stream, position)
+            skip(stream, position)
             while True:
                 # A row that is still open is read in ever larger pieces, because each piece is scanned from its start.
                 most = max(stop - position - len(begun), 0) + max(_READ_AHEAD, len(begun))
@@ -122,17 +123,24 @@ class CsvReader(Reader):
                 self._reached = position
 
 
-class _Parser:
-    """Parses rows, and reports those that can't be read."""
+class CsvParser:
+    """Parses rows, and reports those that can't be read. ``origin`` is where ``schema`` comes from."""
 
-    def __init__(self, file: TableFile, dialect: CsvDialect, converting: Any, origin: str, report: Report) -> None:
+    def __init__(
+        self, file: TableFile, dialect: CsvDialect, style: CsvStyle, schema: pa.Schema, origin: str, report: Report
+    ) -> None:
         from pyarrow import csv
 
         self._csv = csv
         self._file = file
         self._dialect = dialect
         self._parsing = dialect.parse_options()
-        self._converting = converting
+        self._names = schema.names
+        self._converting = style.convert_options(schema)
+        texts, others = ([field for field in schema if is_text(field.type) is wanted] for wanted in (True, False))
+        self._of_texts = style.convert_options(pa.schema(texts)) if texts else None
+        self._of_others = style.typed_options(pa.schema(others)) if others else None
+        self._has_marks = False
         self._origin = origin
         self._report = report
         self._numbers = LineNumbers(lambda: dialect.open(file))
@@ -161,10 +169,23 @@ class _Parser:
         raise self._unreadable(position + at, line, "a value begins in one line and ends in another", fix).error()
 
     def _parse(self, data: bytes) -> pa.Table:
+        """Parse rows in one pass, or in two if columns of numbers have marks of nulls, which are texts elsewhere."""
         data = self._dialect.to_utf8(data)
+        if not self._has_marks:
+            try:
+                return self._read(data, self._converting)
+            except pa.ArrowInvalid as error:
+                if self._of_others is None or not _WRONG_VALUE.search(str(error)):
+                    raise
+        parts = [self._read(data, options) for options in (self._of_texts, self._of_others) if options is not None]
+        self._has_marks = True  # Other rows most likely have them as well.
+        columns = {name: part.column(name) for part in parts for name in part.column_names}
+        return pa.table([columns[name] for name in self._names], names=self._names)
+
+    def _read(self, data: bytes, converting: Any) -> pa.Table:
         # One block for all rows: pyarrow refuses a row that is longer than a block.
         reading = self._csv.ReadOptions(column_names=self._dialect.header, block_size=max(1, len(data)))
-        return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, self._converting)
+        return self._csv.read_csv(pa.BufferReader(data), reading, self._parsing, converting)
 
     def _report_bad(self, position: int, line: bytes, error: Exception) -> None:
         message, fix = str(error), _FIX
@@ -197,84 +218,19 @@ def _count_fix(delimiter: str) -> Fix:
     return Fix(
         f"{quotes}, pass delimiter= if {delimiter!r} is not it, or collect lines that can't be read with "
         "with_exception_handling()",
-        command=f"{quotes}, or add --delimiter if {delimiter!r} is not it; "
-        "lum enrich --dead-letters PATH collects lines that can't be read",
+        command=f"{quotes}, add --delimiter if {delimiter!r} is not it, or add --dead-letters FILE to set such lines "
+        "aside",
     )
 
 
-def csv_schema(file: TableFile, style: CsvStyle, report: Report) -> pa.Schema | None:
-    """Return the names in the header with types guessed from the first megabyte, or None without a header.
-
-    Lines that can't be read are reported, and do not count for the types.
-    """
-    from pyarrow import csv
-
-    dialect = recognise_dialect(file, style)
-    if not dialect.header:
-        return None
-    rows = _first_rows(file, dialect)
-    sample = b"".join(rows.data[start:stop] for start, stop in _between(rows))
-    skipped: list[Any] = []
-
-    def skip(row: Any) -> str:
-        skipped.append(row.actual_columns)
-        return "skip"
-
-    data = dialect.to_utf8(sample) + b"\n"
-    parsing = dialect.parse_options()
-    parsing.invalid_row_handler = skip
-    reading = csv.ReadOptions(column_names=dialect.header, block_size=len(data))
-    found = csv.read_csv(pa.BufferReader(data), reading, parsing, style.convert_options()).schema
-    has_bytes = any(pa.types.is_binary(kind) for kind in found.types)
-    # A column without values so far becomes text, which can hold any later value.
-    is_text = (pa.types.is_null, pa.types.is_binary)
-    schema = pa.schema(
-        [(each.name, pa.string() if any(is_(each.type) for is_ in is_text) else each.type) for each in found]
-    )
-    if rows.faults or skipped or has_bytes:
-        parser = _Parser(file, dialect, style.convert_options(schema), file.path, report)
-        for _ in parser.tables(dialect.first, rows):
-            pass
-    return schema
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds texts or bytes, so that any value fits."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_(kind) for is_ in (*tests, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view))
 
 
-def _first_rows(file: TableFile, dialect: CsvDialect) -> CsvRows:
-    size = _SCHEMA_BYTES
-    while True:
-        with dialect.open(file) as stream:
-            _skip(stream, dialect.first)
-            data, is_last = b"", False
-            while len(data) < size and not is_last:
-                more = stream.read(size - len(data))
-                data, is_last = data + more, not more
-        rows = find_rows(data, dialect.delimiter, is_last)
-        if rows.end or is_last:
-            return rows
-        size *= 8
-
-
-def count_first_rows(file: TableFile, style: CsvStyle) -> tuple[int, int] | None:
-    """Return the number of rows at the beginning of a file and their bytes, or None if bytes tell nothing."""
-    dialect = recognise_dialect(file, style)
-    if file.compression is not None or not dialect.can_be_cut:
-        return None
-    rows, count, at = _first_rows(file, dialect), 0, 0
-    while at < rows.end:
-        at = rows.cut_at(at + 1)
-        count += 1
-    return count, rows.end + dialect.first
-
-
-def _between(rows: CsvRows) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of complete rows between the faults."""
-    at = 0
-    for start, stop in rows.faults:
-        yield at, start
-        at = stop
-    yield at, rows.end
-
-
-def _skip(stream: Any, position: int) -> None:
+def skip(stream: Any, position: int) -> None:
     """Go to a position of a stream that was just opened."""
     if isinstance(stream, pa.NativeFile) and stream.seekable():
         stream.seek(position)

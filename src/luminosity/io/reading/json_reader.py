@@ -32,7 +32,7 @@ pc: Any = compute  # It creates its functions on import, so type checkers see no
 _FIX = Fix(
     "pass schema= if there are more columns or other types, or collect lines that can't be read with "
     "with_exception_handling()",
-    command="correct the line; lum enrich --dead-letters PATH collects lines that can't be read",
+    command="correct the line, or add --dead-letters FILE to set such lines aside",
 )
 
 

@@ -15,9 +15,8 @@ from luminosity.io.formats import LIST_SIZE
 from luminosity.io.reading.byte_ranges import ByteRange
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.open_file import open_bytes
-from luminosity.io.reading.partition_columns import partition_condition
 from luminosity.io.reading.reader import BATCH_BYTES, Claim, Reader
-from luminosity.io.reading.selection import Selection, columns_of
+from luminosity.io.reading.selection import Selection, columns_of, partition_condition
 
 __all__ = ["ParquetReader", "parquet_rows", "parquet_schema"]
 

@@ -13,7 +13,8 @@ from luminosity.io.formats import Format
 from luminosity.io.reading.arrow_reader import ArrowReader, arrow_schema
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.csv_dialect import CsvStyle
-from luminosity.io.reading.csv_reader import CsvReader, count_first_rows, csv_schema
+from luminosity.io.reading.csv_reader import CsvReader
+from luminosity.io.reading.csv_types import Doubts, count_first_rows, csv_schema
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
 from luminosity.io.reading.open_file import open_text, readable
@@ -48,17 +49,17 @@ def open_reader(file: TableFile, settings: Settings, report: Report) -> Reader:
     return JsonLinesReader(file, settings.selection, report)
 
 
-def schema_of(file: TableFile, csv: CsvStyle, report: Report) -> pa.Schema | None:
+def schema_of(file: TableFile, csv: CsvStyle, report: Report, doubts: Doubts) -> pa.Schema | None:
     """Return the columns of a file, or None if it is text without any line.
 
-    Lines that can't be read, among those that types are guessed from, go to ``report``.
+    Lines that can't be read, among those that types are guessed from, go to ``report``; doubtful guesses to ``doubts``.
     """
     with readable(file):
         if file.format is Format.PARQUET:
             return parquet_schema(file)
         if file.format is Format.ARROW:
             return arrow_schema(file)
-        return csv_schema(file, csv, report) if file.format.is_csv else json_lines_schema(file, report)
+        return csv_schema(file, csv, report, doubts) if file.format.is_csv else json_lines_schema(file, report)
 
 
 class RowCount(NamedTuple):

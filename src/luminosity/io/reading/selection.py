@@ -1,24 +1,32 @@
-"""Selects the columns and rows of a table to read."""
+"""Selects the columns and rows of a table to read.
+
+Some columns are not in the files but in the names of their folders: ``country=DE/part-1.parquet``.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from luminosity._text import did_you_mean, list_some
 from luminosity.errors import TableError
-from luminosity.io.reading.partition_columns import partition_arrays
+from luminosity.io.reading.find_files import TableFile
 
-__all__ = ["Selection", "columns_of", "select"]
+__all__ = ["Selection", "columns_of", "partition_condition", "partition_schema", "select"]
+
+Partition: TypeAlias = Sequence[tuple[str, str | None]]
 
 # pyarrow can't list the columns of an expression: bind it, and read the missing column from the error.
 _MISSING = re.compile(
     r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)(?: FieldRef\.Name\(.*\)\))? in ", re.S
 )
+_WHOLE_NUMBER = re.compile(r"0|-?[1-9]\d{0,17}")  # of at most 18 digits: these fit into 64 bits
 _SHOWN_COLUMNS = 20  # in a message, which stays readable
 _SHOWN_DIFFERENCES = 5  # enough to see that two schemas have nothing in common
 _SUGGESTIONS = 3
@@ -35,10 +43,10 @@ class Selection:
     partition: pa.Schema
     origin: str  # where the schema comes from: the first file, or the argument
 
-    def finish(self, batch: pa.RecordBatch, partition: Sequence[tuple[str, str | None]]) -> pa.RecordBatch:
+    def finish(self, batch: pa.RecordBatch, partition: Partition) -> pa.RecordBatch:
         """Return the selected rows and columns of a batch that has the loaded columns."""
         if len(self.partition):
-            added = partition_arrays(self.partition, partition, batch.num_rows)
+            added = _partition_arrays(self.partition, partition, batch.num_rows)
             batch = pa.record_batch({**dict(zip(batch.schema.names, batch.columns, strict=True)), **added})
         if self.where is not None:
             batch = batch.filter(self.where)
@@ -147,3 +155,59 @@ def _binding_error(where: Any, schema: pa.Schema) -> Exception | None:
     except (pa.ArrowException, TypeError, ValueError) as error:
         return error
     return None
+
+
+def partition_schema(files: Sequence[TableFile], given: pa.Schema | None) -> pa.Schema:
+    """Return the columns that folders name: with the types of ``given``, otherwise integers or strings."""
+    names = [name for name, _ in files[0].partition]
+    for file in files:
+        if [name for name, _ in file.partition] != names:
+            raise TableError(
+                f"{file.path}: found folders for the columns {[name for name, _ in file.partition]}, expected {names} "
+                f"as for {files[0].path}"
+            )
+    fields: list[pa.Field] = []
+    for at, name in enumerate(names):
+        if given is not None and name in given.names:
+            fields.append(given.field(name))
+            _check_values(files, at, given.field(name).type)
+            continue
+        values = {file.partition[at][1] for file in files} - {None}
+        is_number = bool(values) and all(_WHOLE_NUMBER.fullmatch(value or "") for value in values)
+        fields.append(pa.field(name, pa.int64() if is_number else pa.string()))
+    return pa.schema(fields)
+
+
+def _check_values(files: Sequence[TableFile], at: int, kind: pa.DataType) -> None:
+    """Check values before the run: a value that does not fit is in the folder's name, not in the file."""
+    for value, file in {file.partition[at][1]: file for file in files}.items():
+        try:
+            _scalar(value, kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise TableError(
+                f"{file.path}: found the folder {file.partition[at][0]}={value}, expected {kind} as in schema=: {error}"
+            ) from error
+
+
+def _partition_arrays(schema: pa.Schema, partition: Partition, rows: int) -> dict[str, pa.Array]:
+    """Return the columns that the folders of a file name: one value each, repeated for all rows."""
+    return {name: pa.repeat(value, rows) for name, value in _values(schema, partition)}
+
+
+def partition_condition(schema: pa.Schema, partition: Partition) -> Any:
+    """Return a condition that holds for all rows of a file, or None if nothing is known about them."""
+    from pyarrow import compute
+
+    known = [
+        compute.field(name) == value if value.is_valid else compute.field(name).is_null()
+        for name, value in _values(schema, partition)
+    ]
+    return functools.reduce(operator.and_, known) if known else None
+
+
+def _values(schema: pa.Schema, partition: Partition) -> list[tuple[str, Any]]:
+    return [(name, _scalar(value, schema.field(name).type)) for name, value in partition if name in schema.names]
+
+
+def _scalar(value: str | None, kind: pa.DataType) -> Any:
+    return pa.scalar(None, kind) if value is None else pa.scalar(value, pa.string()).cast(kind)

@@ -48,11 +48,15 @@ class Unreadable:
     reason: str
     fix: Fix | None = None
 
+    @property
+    def place(self) -> str:
+        """The file and the line, in words."""
+        return f"{self.path}, " + (f"byte {self.position}" if self.line is None else f"line {self.line}")
+
     def error(self) -> TableError:
         """Return the error that ends a run without dead letters."""
-        place = f"byte {self.position}" if self.line is None else f"line {self.line}"
         shown = shorten(self.text, _SHOWN_CHARACTERS)
-        return TableError(f"{self.path}, {place}: {self.reason}; the line is {_quoted(shown)}", fix=self.fix)
+        return TableError(f"{self.place}: {self.reason}; the line is {_quoted(shown)}", fix=self.fix)
 
 
 def _quoted(text: str) -> str:
