@@ -14,7 +14,7 @@ from typing import Any
 
 from luminosity._user_code import is_users_file
 
-__all__ = ["cell_line", "kernel_shell", "name_cells", "notebook_name", "render_error"]
+__all__ = ["cell_line", "kernel_shell", "name_cells", "notebook_name", "notebook_path", "render_error"]
 
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
@@ -29,7 +29,12 @@ def kernel_shell() -> Any | None:
 
 
 def notebook_name() -> str:
-    """Return the file name of the notebook, ``notebook`` if it is not known, or an empty string outside of notebooks.
+    """Return the file name of the notebook: ``notebook`` if it is not known, empty outside of notebooks."""
+    return os.path.basename(notebook_path())
+
+
+def notebook_path() -> str:
+    """Return the path of the notebook, ``notebook`` if it is not known, or an empty string outside of notebooks.
 
     VS Code tells the name in a variable, Jupyter and papermill in the environment.
     """
@@ -41,7 +46,7 @@ def notebook_name() -> str:
         os.environ.get("JPY_SESSION_NAME"),
         os.environ.get("PAPERMILL_INPUT_PATH"),
     )
-    return next((os.path.basename(path) for path in told if path and path.endswith(".ipynb")), "notebook")
+    return next((path for path in told if path and path.endswith(".ipynb")), "notebook")
 
 
 def name_cells(text: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luminosity.engine.monitor.recorder import Recorder
-from luminosity.events import RunStarted
+from luminosity.events import RunEnded, RunStarted, Snapshot
 from luminosity.inference.options import ModelOptions
 from luminosity.runner_options import LuminosityOptions
 from tests.warm import run_module
@@ -101,6 +101,20 @@ def test_help_of_run_has_all_flags() -> None:
         flags = options([]).get_all_options(current_only=True)
         flags.pop("checkpoint_run", None)  # set by the pipeline itself, not by users
         assert [flag for flag in flags if f"  --{flag}" not in said] == []
+
+
+def test_pipelines_of_the_same_name_are_listed_with_their_folders(tmp_path: Path) -> None:
+    for number, where in enumerate(["/teams/a/jobs", "/teams/b/jobs"]):
+        run_id = f"20260101T00000{number}-abcdef"
+        write = Recorder(tmp_path)
+        write(RunStarted(run_id, 0.0, "pipeline.py", 1.0, (), (), queue_limit=1, folder=where))
+        write(RunEnded(run_id, 1.0, "done", Snapshot(run_id, 1.0, (), ())))
+    done = lum("runs", f"--run_dir={tmp_path}")
+    assert [line.split("\t")[2::4] for line in done.stdout.splitlines()] == [
+        ["pipeline.py", "/teams/b/jobs"],
+        ["pipeline.py", "/teams/a/jobs"],
+    ]
+    assert "of /teams/b/jobs/pipeline.py" in lum("show", "last", f"--run_dir={tmp_path}").stdout
 
 
 def test_runs_are_listed_and_shown(script: Path, tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def run_id(number: int) -> str:
     return f"20260101T{number:06}-abcdef"
 
 
-def started(number: int, name: str = "reviews.py", at: float = STARTED_AT) -> RunStarted:
+def started(
+    number: int, name: str = "reviews.py", at: float = STARTED_AT, folder: str = "/jobs", job: str = ""
+) -> RunStarted:
     stages = (
         StageInfo("s1", "Read", "cpu"),
         StageInfo("s2", 'Embed "x"\\y', "device", ("s1",), is_stream=True),
@@ -44,7 +46,7 @@ def started(number: int, name: str = "reviews.py", at: float = STARTED_AT) -> Ru
         PoolInfo("cpu", 2, 1, cores_per_worker=1.0, ram_per_worker=4 << 30),
         PoolInfo("device", 1, 1, ("gpu:0",), cores_per_worker=1.0, ram_per_worker=8 << 30),
     )
-    return RunStarted(run_id(number), 0.0, name, at, stages, pools, queue_limit=1)
+    return RunStarted(run_id(number), 0.0, name, at, stages, pools, queue_limit=1, folder=folder, job=job)
 
 
 def user_metrics(many: int = 1) -> tuple[MetricView, ...]:

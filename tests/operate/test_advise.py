@@ -13,6 +13,7 @@ import pytest
 from luminosity.cli.main import main
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Record
+from luminosity.engine.observe.run_names import RunName
 from luminosity.engine.resources.fitting import load_hints
 from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
@@ -246,10 +247,10 @@ def saved(folder: Path, record: Record) -> str:
 def test_a_plan_names_the_steps_that_a_hint_would_help(tmp_path: Path):
     record = run_of(peaks=(GIB // 8, 20 * GIB, GIB), asked_ram=(0, 16 * GIB, 8 * GIB))
     folder = Path(saved(tmp_path, record))
-    large, device = hints_for_plan("talk.py", folder)
+    large, device = hints_for_plan(RunName("talk.py", "/anywhere"), folder)
     assert large.startswith("'Prepare': a worker used 21.5 GB, more than 16GiB; write min_ram=\"23GiB\"")
     assert device.startswith("'Infer': a worker used 1.07 GB of 8GiB; write min_ram=\"1.25GiB\"")
-    assert hints_for_plan("other.py", folder) == []
+    assert hints_for_plan(RunName("other.py", "/anywhere"), folder) == []
     saved(tmp_path, run_of(run="20260302T101500-aaaaaa", pools_mode="uniform"))
-    assert hints_for_plan("talk.py", folder) == [large, device]
-    assert hints_for_plan("talk.py", None) == []
+    assert hints_for_plan(RunName("talk.py", ""), folder) == [large, device]
+    assert hints_for_plan(RunName("talk.py", ""), None) == []

@@ -70,6 +70,17 @@ def test_dashboard_and_rules_name_only_series_and_labels_that_are_exported(tmp_p
             assert labels <= known, target
 
 
+def test_the_text_of_an_alert_names_the_run_and_how_to_show_it() -> None:
+    for rule in rules():
+        if rule["alert"] != "LuminosityDrift":
+            text = " ".join(rule["annotations"].values())
+            assert "{{ $labels.run }}" in text, rule["alert"]
+            assert "{{ $labels.pipeline }} {{ $labels.folder }}" in text, rule["alert"]
+            assert " last" not in re.sub(r"\{\{.*?\}\}", "", text).replace("at last", "")
+            for joined in re.findall(r"(?:on|by) \(([^)]*)\)", rule["expr"]):
+                assert joined.startswith("instance, pipeline, folder"), rule["alert"]
+
+
 @needs_promtool
 def test_promtool_reads_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     expressions = [each.replace("$__rate_interval", "5m") for each in dashboard_expressions()]
@@ -103,12 +114,20 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path, monkeypat
     fresh = {"luminosity_run_last_update_timestamp_seconds": 60.0}  # the run reports every minute
     moves = {**fresh, "luminosity_stage_elements_total": 10.0}
     busy = batch(snapshot(1, 5.0))
+    record(tmp_path / "before", started(0, at=0.0), ended(0, 10.0, "failed"))
+    record(tmp_path / "before", started(1, at=20.0), ended(1, 10.0))
+    failed_before = metrics_text(tmp_path / "before")
+    record(tmp_path / "meanwhile", started(1, at=0.0), ended(1, 30.0, "failed"))
+    record(tmp_path / "meanwhile", started(2, at=20.0), ended(2, 5.0))
+    failed_meanwhile = metrics_text(tmp_path / "meanwhile")
     drifted = tmp_path / "drifted"
     drifted.mkdir()
     cases = [
         case("goes well", export(busy), [], moves),
         case("failed", export(ended(1, 10.0, "failed")), ["LuminosityRunFailed"]),
         case("done", export(ended(1, 10.0)), []),
+        case("done after a failure", failed_before, []),
+        case("an older run failed later", failed_meanwhile, ["LuminosityRunFailed"]),
         case("stalled", export(busy), ["LuminosityRunStalled"], fresh),
         case("silent", export(busy), ["LuminosityRunStalled", "LuminosityRunSilent"]),
         case("quiet stream", export(snapshot(1, 5.0)), [], fresh),
@@ -146,7 +165,13 @@ def expectations(rule: Mapping[str, Any], expected: Iterable[str], text: str) ->
     """Return the alerts of one rule, with all their labels; the annotations are checked for being complete."""
     if rule["alert"] not in expected:
         return []
-    labels = {"pipeline": "reviews.py"}
+    (where,) = {
+        sample.labels["run_dir"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "run_dir" in sample.labels
+    }
+    labels = {"pipeline": "reviews.py", "folder": "/jobs", "run": run_id(1), "run_dir": where}
     value = {"LuminosityRunSilent": "39m 55s", "LuminosityWatermarkLag": "40m 2s", "LuminosityDeviceIdle": "1%"}
     if rule["alert"] == "LuminosityWatermarkLag":
         labels["stage"] = 'Embed "x"\\y'
@@ -173,7 +198,6 @@ def test_the_command_writes_whole_files_and_refuses_what_is_no_history(
     assert main(["metrics", "--run_dir", str(runs), "--out", str(out)]) == 0
     assert main(["metrics", "--run_dir", str(runs)]) == 0
     assert out.read_text() == capsys.readouterr().out
-    assert run_id(1) not in out.read_text()
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["lum.prom"], "no unfinished file is left"
     (tmp_path / "x.sqlite").write_text("not a history")
     for history in ("x.sqlite", "none.sqlite"):

@@ -60,6 +60,7 @@ def a_test(key: str, time: str, p_value: float, *, reference: str = "ref.parquet
 
 def rich_text(folder: Path) -> str:
     """Every metric at once: the text that dashboards and rules are checked against."""
+    record(folder, started(0, at=STARTED_AT - 100), ended(0, 10.0, "failed"))
     rich_run(folder)
     history = folder / "drift.sqlite"
     DriftHistory(history).append(
@@ -89,7 +90,9 @@ def test_the_newest_run_of_a_pipeline_is_exported_in_base_units(tmp_path: Path) 
     assert value(series, "luminosity_drift_p_value", key="de") == 0.01, "the newest test"
     assert value(series, "luminosity_drift_detected", key="de") == 1
     assert ("key", "fr") not in {pair for key in series["luminosity_drift_mmd2"] for pair in key}
-    assert run_id(1) not in text
+    of_runs = {name for name, each in series.items() if any(run_id(1) in dict(key).values() for key in each)}
+    assert of_runs == {"luminosity_run_info"}, "a run's id is in no other series of the newest run"
+    assert value(series, "luminosity_run_last_failure_timestamp_seconds", run=run_id(0)) == STARTED_AT - 90
     assert "job=" not in text
 
 
@@ -191,4 +194,64 @@ def test_a_scrape_reads_a_bounded_number_of_records(tmp_path: Path) -> None:
 def test_every_metric_is_documented_and_has_no_forbidden_label() -> None:
     assert markdown_table() in (REPOSITORY / "docs" / "metrics.md").read_text()
     for metric in CATALOG.values():
-        assert not {"job", "instance", "run", "quantile", "le"} & set(metric.labels), metric
+        assert not {"job", "instance", "quantile", "le"} & set(metric.labels), metric
+        is_of_one_run = metric.name in ("luminosity_run_info", "luminosity_run_last_failure_timestamp_seconds")
+        assert ("run" in metric.labels) == is_of_one_run, "each run would add all series again"
+
+
+def test_pipelines_of_the_same_script_name_do_not_hide_each_other(tmp_path: Path) -> None:
+    record(tmp_path, started(1, "pipeline.py", folder="/teams/a"), ended(1, 5.0, "failed"))
+    record(tmp_path, started(2, "pipeline.py", folder="/teams/b"), ended(2, 5.0))
+    record(tmp_path, started(3, "pipeline.py", folder="/teams/b", job="nightly"), ended(3, 5.0, "failed"))
+    record(tmp_path, started(4, "pipeline.py", folder="/teams/b", job="hourly"), ended(4, 5.0))
+    exporter = Exporter(tmp_path)
+    for _ in range(2):  # the second look reads no file again
+        series = values(exporter.export().text)
+        states = {
+            (dict(key)["pipeline"], dict(key)["folder"]): dict(key)["state"]
+            for key, is_true in series["luminosity_run_state"].items()
+            if is_true
+        }
+        assert states == {
+            ("pipeline.py", "/teams/a"): "failed",
+            ("pipeline.py", "/teams/b"): "done",
+            ("nightly", ""): "failed",
+            ("hourly", ""): "done",
+        }
+        failures = {dict(key)["run"]: dict(key) for key in series["luminosity_run_last_failure_timestamp_seconds"]}
+        assert failures.keys() == {run_id(1), run_id(3)}
+        assert failures[run_id(1)]["run_dir"] == str(tmp_path)
+
+
+def test_records_without_a_folder_count_for_the_newest_run_of_their_script(tmp_path: Path) -> None:
+    record(tmp_path, started(1, "pipeline.py", folder=""), ended(1, 5.0, "failed"))  # of an older version
+    assert value(values(metrics_text(tmp_path)), "luminosity_run_state", state="failed", folder="") == 1
+    record(tmp_path, started(2, "pipeline.py", at=STARTED_AT + 60, folder="/teams/a"), ended(2, 5.0))
+    series = values(metrics_text(tmp_path))
+    assert {dict(key)["folder"] for key in series["luminosity_run_state"]} == {"/teams/a"}, "the old failure is past"
+    assert value(series, "luminosity_run_state", state="done") == 1
+
+
+def test_a_failure_of_an_older_run_that_ends_later_is_seen(tmp_path: Path) -> None:
+    record(tmp_path, started(1), ended(1, 100.0, "failed"))
+    record(tmp_path, started(2, at=STARTED_AT + 10), ended(2, 5.0))
+    series = values(metrics_text(tmp_path))
+    newest = value(series, "luminosity_run_start_timestamp_seconds")
+    assert value(series, "luminosity_run_last_failure_timestamp_seconds", run=run_id(1)) > newest
+
+
+def test_pipelines_that_need_a_look_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "_MOST_PIPELINES", 2)
+    for number, state in enumerate(["failed", "done", "done", "done"], start=1):
+        record(tmp_path, started(number, folder=f"/tmp/{number}"), ended(number, 5.0, state))
+    series = values(metrics_text(tmp_path))
+    assert {dict(key)["folder"] for key in series["luminosity_run_state"]} == {"/tmp/1", "/tmp/4"}
+
+
+def test_long_folders_stay_apart(tmp_path: Path) -> None:
+    deep = "/srv/" + "deep/" * 60
+    for number, end in enumerate("ab", start=1):
+        record(tmp_path, started(number, folder=deep + end), ended(number, 5.0))
+    folders = {dict(key)["folder"] for key in values(metrics_text(tmp_path))["luminosity_run_state"]}
+    assert len(folders) == 2
+    assert max(map(len, folders)) == 200

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from luminosity.engine.explain.dryrun import DryRun
     from luminosity.engine.explain.explanation import Explanation
+    from luminosity.engine.options import EngineConfig
 
 __all__ = ["add_to", "plan"]
 
@@ -125,7 +126,7 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
         for index, (title, explanation) in enumerate(plans.items()):
             console.print("\n" if index else "", end="")
             print_plan(console, explanation, title)
-        _print_hints(console, name, runs[0].prepared.config.run_dir)
+        _print_hints(console, runs[0].prepared.config)
     for file, draw in ((own.dot, dot), (own.svg, svg)):
         if file == "-":
             sys.stdout.write(draw(plans))
@@ -134,14 +135,15 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
-def _print_hints(console: Console, name: str, run_dir: str | None) -> None:
+def _print_hints(console: Console, config: EngineConfig) -> None:
     """Print which steps a resource hint would help, if a recorded run of the same pipeline shows it."""
     from rich.text import Text
 
     from luminosity.engine.monitor.records import folder
+    from luminosity.engine.observe.run_names import RunName
     from luminosity.operate.advice.plan_hints import hints_for_plan
 
-    helped = hints_for_plan(name, folder(run_dir))
+    helped = hints_for_plan(RunName.of(config.job_name), folder(config.run_dir))
     if helped:
         console.print(Text("\nHints that would help", "bold"))
     for sentence in helped:

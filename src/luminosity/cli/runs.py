@@ -22,7 +22,7 @@ from luminosity.errors import RecordError
 __all__ = ["add_folder_option", "add_to", "chosen_folder", "runs"]
 
 _LIMIT = 20  # runs; about a screen
-_HEADS = ("run", "started", "script", "state", "took")
+_HEADS = ("run", "started", "pipeline", "state", "took")
 _GAP = 2  # columns between fields
 _LEAST_REASON = 12  # columns; a shorter piece of a reason says nothing
 _STYLES = {"done": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "lost": "red"} | {
@@ -35,8 +35,12 @@ LUMINOSITY_RUN_DIR names. A run is done, failed, cancelled, running, or lost:
 the process of a lost run was killed. A run with --checkpoint_dir may also be
 stopped, so that its next start continues it, or drained.
 
-On a terminal you get a table. In a pipe you get one line for each run, with
-its fields separated by tabs.
+A pipeline is named by --job_name, or else by its script. Pipelines with the
+same name in different folders are listed with a part of their folders.
+
+On a terminal you get a table. In a pipe you get one line for each run, with its
+fields separated by tabs: those of the table, why it failed, and the folder of
+the script.
 
 examples:
   lum runs                      list the newest runs
@@ -97,7 +101,7 @@ def runs(folder: Path, limit: int) -> int:
         console.print(_table(found, console.width))
     else:
         for record in found:
-            print("\t".join(_fields(record).values()))
+            print("\t".join((*_fields(record, record.started.title).values(), record.started.folder)))
     if len(ids) > limit and sys.stdout.isatty():
         print(f"and {len(ids) - limit} older runs; --limit=N lists more", file=sys.stderr)
     for damaged in loaded:
@@ -106,16 +110,17 @@ def runs(folder: Path, limit: int) -> int:
     return 0
 
 
-def _fields(record: Record) -> dict[str, str]:
+def _fields(record: Record, title: str) -> dict[str, str]:
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M}"
     took = words.duration(record.last.seconds) if record.last is not None else ""
     why = record.ended.failure if record.ended is not None and record.state == "failed" else ""
-    fields = (record.started.run, started, record.started.name, record.state, took)
+    fields = (record.started.run, started, title, record.state, took)
     return {**dict(zip(_HEADS, fields, strict=True)), "why": why}
 
 
 def _table(found: list[Record], width: int) -> Table:
-    rows = [_fields(record) for record in found]
+    titles = words.titles([record.started for record in found])
+    rows = [_fields(record, title) for record, title in zip(found, titles, strict=True)]
     widths = {head: max(len(head), *(len(row[head]) for row in rows)) + _GAP for head in _HEADS}
     if width < sum(widths.values()):
         del widths["started"]  # the run's id contains it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from datetime import datetime
 from typing import Any
@@ -71,11 +72,11 @@ def show(record: Record, as_json: bool = False) -> int:
         return 0
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
-    console.print(Text(f"run {record.started.run}, started {started}"))
+    console.print(Text(f"run {record.started.run}, started {started}{_origin(record)}"))
     if record.ended is not None:
         console.print(summary(record.started, record.ended))
     else:
-        console.print(Text(f"{record.started.name}  {_unfinished(record)}", style="bold"))
+        console.print(Text(f"{record.started.title}  {_unfinished(record)}", style="bold"))
         for version in dict.fromkeys(words.model_version(each) for each in record.started.models):
             console.print(Text(f"version {version}"))
         for view in kafka.of(record.last) if record.last is not None else ():
@@ -104,6 +105,8 @@ def _data(record: Record) -> dict[str, Any]:
     return {
         "run": record.started.run,
         "name": record.started.name,
+        "job": record.started.job,
+        "folder": record.started.folder,
         "state": record.state,
         "seconds": record.last.seconds if record.last is not None else 0.0,
         "failure": ended.failure if ended is not None else "",
@@ -120,6 +123,12 @@ def _metric(view: MetricView) -> dict[str, Any]:
     if view.kind != "distribution":
         return {**names, "value": view.value}
     return {**names, "count": view.count, "sum": view.value, "min": view.min, "max": view.max, "mean": view.mean}
+
+
+def _origin(record: Record) -> str:
+    """Return where the run's script is, if the record says so."""
+    name, folder = record.started.name, record.started.folder
+    return f", of {os.path.join(folder, name)}" if folder and name[:4] != "lum " else f" in {folder}" if folder else ""
 
 
 def _unfinished(record: Record) -> str:

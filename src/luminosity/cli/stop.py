@@ -114,7 +114,7 @@ def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
             fix="end it with `lum stop`; it is cancelled then",
         )
     requests.send(folder, run_id, action)
-    _tell(f"{_DOING[action]} run {run_id} ({record.started.name})")
+    _tell(f"{_DOING[action]} run {run_id} ({record.started.title})")
     record = _wait_for_end(folder, run_id, action, timeout_s)
     if record.state == "running":
         message = f"run {run_id} is still {_DOING[action]} after {words.duration(timeout_s)}, and goes on with that"
@@ -173,7 +173,7 @@ def _wait_for_end(folder: Path, run_id: str, action: Action, timeout_s: float) -
 def _how_it_ended(record: Record) -> str:
     folder = record.started.checkpoint_dir
     again = f"start it again with --checkpoint_dir={folder} to continue"
-    if record.started.name == "lum enrich":
+    if record.started.name.startswith("lum enrich"):
         again = "repeat the command with --resume to continue"
     if record.state == "stopped":
         return f"stopped; {again}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +21,14 @@ from apache_beam.options.pipeline_options import (
 
 from luminosity._accelerators import parse_accelerator
 from luminosity._flags import RUNNER_FLAGS
-from luminosity._text import parse_size
+from luminosity._text import parse_size, printable, shorten
 from luminosity.core import machine_ram_bytes
 from luminosity.engine.ignored_options import WORKER_ACCELERATOR, warn_of_ignored
 from luminosity.errors import OptionError
 from luminosity.run_ids import run_to_store
 from luminosity.runner_options import LuminosityOptions
 
-__all__ = ["EngineConfig", "check_ray_address"]
+__all__ = ["EngineConfig", "check_ray_address", "job_name"]
 
 _CACHE_MB = 100  # for the side inputs and state that each worker keeps from bundle to bundle
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
@@ -38,6 +40,7 @@ _ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")  # a name, an IPv4 address, an IPv6 address in brackets
 _UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_MOST_JOB = 200  # characters of --job_name, which is a label of metrics
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
 
 
@@ -70,6 +73,7 @@ class EngineConfig:
     worker_accelerator: str = ""  # the accelerator of models, written as a resource hint
     ray_address: str | None = None  # auto, local or HOST:PORT of a Ray cluster; None: this machine
     worker_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    job_name: str = ""  # what the run is called; empty: by its script and the folder of the script
 
     @classmethod
     def of(cls, options: PipelineOptions) -> EngineConfig:
@@ -98,9 +102,24 @@ class EngineConfig:
             worker_accelerator=_worker_accelerator(options),
             ray_address=_ray_address(ours),
             worker_options=_worker_options(options),
+            job_name=job_name(options),
         )
         warn_of_ignored(options, is_cluster=config.ray_address is not None)
         return config
+
+
+def job_name(options: PipelineOptions) -> str:
+    """Return ``--job_name``, bounded, or an empty string: from the pipeline's options, or else the command line.
+
+    >>> job_name(PipelineOptions(job_name="nightly"))
+    'nightly'
+    """
+    given = options.view_as(GoogleCloudOptions).job_name
+    if not given:  # the script may pass no options to its pipeline
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--job_name", nargs="?")
+        given = parser.parse_known_args(sys.argv[1:])[0].job_name
+    return shorten(printable(str(given or "")).strip(), _MOST_JOB)
 
 
 def _whole_number(name: str, value: Any, minimum: int) -> int | None:

@@ -26,7 +26,8 @@ from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.views import live
 from luminosity.engine.monitor.views.notebook import kept_events
-from luminosity.engine.observe.reporter import Reporter, script_name
+from luminosity.engine.observe.reporter import Reporter
+from luminosity.engine.observe.run_names import script_name
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
@@ -182,6 +183,7 @@ class Run:
             graph.model_versions(),
             machine.info() if machine is not None and stream.is_heard else MachineInfo(),
             config.pools,
+            config.job_name,
         )
         self._scheduler = Scheduler(parts, self._reporter)
         self._requests = (

@@ -15,8 +15,8 @@ from apache_beam.transforms import environments
 from luminosity._process_limits import check_address_space, limits_named
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
-from luminosity.engine.observe.reporter import script_name
-from luminosity.engine.options import EngineConfig
+from luminosity.engine.observe.run_names import script_name
+from luminosity.engine.options import EngineConfig, job_name
 from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import expanded
@@ -101,7 +101,7 @@ class LuminosityRunner(PipelineRunner):
         Raises :class:`OptionError`, :class:`UnsupportedPipeline` or :class:`ResourcesExceeded` before anything starts.
         """
         resumption = Resumption()
-        claim = Claim(script_name())
+        claim = Claim(job_name(options) or script_name())
         session = None
         try:
             prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit, claim=claim)

@@ -58,6 +58,18 @@ class RunStarted(Event):
     machine: MachineInfo = MachineInfo()
     version: str = ""  # of Luminosity
     pools_mode: str = ""  # --pools: hints, uniform or fitted
+    job: str = ""  # --job_name, if it was given
+    folder: str = ""  # of the script; empty in records of older versions
+
+    @property
+    def title(self) -> str:
+        """The name of the job, or else of the script."""
+        return self.job or self.name
+
+    @property
+    def pipeline(self) -> tuple[str, str]:
+        """What tells its pipeline from others: the job and nothing else, or else the script's name and its folder."""
+        return (self.job, "") if self.job else (self.name, self.folder)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -219,10 +220,25 @@ def test_the_newest_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(recorder_module, "_MOST_RUNS", 5)
     (tmp_path / "notes.txt").write_text("the user's own")
     for number in range(12):
-        Recorder(tmp_path)(a_run(run_id(number)))
+        a_whole_run(tmp_path, number)
     assert run_ids(tmp_path) == [run_id(number) for number in range(11, 6, -1)]
-    assert len(list(tmp_path.glob("*.journal.jsonl"))) == 5
     assert (tmp_path / "notes.txt").exists()
+
+
+def a_whole_run(runs: Path, number: int, where: str = "/jobs") -> None:
+    recorder = Recorder(runs)
+    recorder(replace(a_run(run_id(number)), folder=where))
+    recorder(RunEnded(run_id(number), 1.0, "done", at(1.0)))
+
+
+def test_many_runs_of_one_pipeline_remove_no_record_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_MOST_RUNS", 3)
+    monkeypatch.setattr(recorder_module, "_MOST_PIPELINES", 2)
+    Recorder(tmp_path)(a_run(run_id(0)))  # it goes on, such as a stream
+    for number, where in enumerate(["/a", "/b", "/b", "/c", "/d", "/d", "/d", "/d"], start=1):
+        a_whole_run(tmp_path, number, where)
+    assert run_ids(tmp_path) == [run_id(number) for number in (8, 7, 6, 4, 3, 0)], "the newest of /c and /b stay"
+    assert len(list(tmp_path.glob("*.journal.jsonl"))) == 1
 
 
 def test_what_was_never_finished_is_removed_after_a_while(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
     assert line | {"cost": None} == {
         "id": RUN,
         "name": "reviews.py",
+        "folder": "",
         "state": "running",
         "started_at": 1_790_000_000.0,
         "seconds": 4.0,
@@ -408,7 +409,7 @@ def test_metrics_for_prometheus(app: Any, live: Recorder) -> None:
     scraper = {"host": "localhost:4747", "authorization": f"Bearer {_TOKEN}"}
     answer = ask(app, "/metrics", scraper)
     assert answer.headers["content-type"].startswith("text/plain")
-    assert 'luminosity_stage_elements_total{pipeline="reviews.py",' in answer.body.decode()
+    assert 'luminosity_stage_elements_total{folder="",pipeline="reviews.py",' in answer.body.decode()
     answer = ask(app, "/metrics", scraper | {"accept": "application/openmetrics-text;version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert ask(app, "/metrics", {"host": "localhost:4747"}).status == 401

@@ -11,6 +11,7 @@ from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.cli.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.numbers import count
 from luminosity.cli.table_options import add_csv_options
+from luminosity.engine.observe.run_names import RunName
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
 from luminosity.lean_beam import import_beam
@@ -144,7 +145,8 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     if not parsed.vector_store and (parsed.collection or parsed.id):
         raise OptionError("found --collection or --id without a vector store", fix="add --vector-store WHERE")
     requests = [parse_request(option, text) for option in DEFAULT_SUFFIXES for text in getattr(parsed, option)]
-    sys.argv = ["lum enrich", *rest]  # The run is named after it, and its workers look there for --debug.
+    # The run is named after the first word, and workers look there for --debug.
+    sys.argv = [RunName.of_enrich(parsed.out), *rest]
     warm_up("auto")  # Workers import their modules while this process imports its own.
     import_beam()
     from luminosity.cli.enrich.job import Job, advise, run

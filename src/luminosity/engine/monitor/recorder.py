@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ __all__ = ["Recorder", "recorder"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_RUNS = 200  # older records are removed
+_MOST_RUNS = 200  # older records are removed, except these two kinds:
+_MOST_RUNNING = 200  # records of runs that go on
+_MOST_PIPELINES = 50  # the newest records of pipelines that have not run since: they may have failed
 _EVERY_S = 1.0  # between snapshots that are recorded; a killed run loses as much
 _BYTES_PER_S = 100_000  # of snapshots: very large ones are recorded less often, which bounds the time that it takes
 _SAMPLES_EVERY_S = 10.0  # samples of bundles and user metrics change slowly
@@ -153,6 +155,7 @@ class Recorder:
         self._content = {
             "format": records.FORMAT,
             "process": records.this_process(),
+            "pipeline": event.pipeline,
             "started": self._numbered(event),
             "ended": None,
         }
@@ -189,7 +192,7 @@ class Recorder:
 def _prune(folder: Path) -> None:
     """Remove the oldest records, to make room for one more, and files that a killed run left."""
     requests.remove_old(folder)
-    for run_id in records.run_ids(folder)[_MOST_RUNS - 1 :]:
+    for run_id in _old_runs(folder):
         with contextlib.suppress(FileNotFoundError):  # another run may remove it first
             records.path_of(folder, run_id).unlink()
         manifests.path_of(folder, run_id).unlink(missing_ok=True)
@@ -198,6 +201,24 @@ def _prune(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_FOR_S:
                 path.unlink()
+
+
+def _old_runs(folder: Path) -> Iterator[str]:
+    """Yield the runs whose records are to be removed."""
+    ids = records.run_ids(folder)
+    heads = {run_id: records.head(records.path_of(folder, run_id)) for run_id in ids} if len(ids) >= _MOST_RUNS else {}
+    newer = {head.pipeline for run_id in ids[: _MOST_RUNS - 1] if run_id in heads and (head := heads[run_id])}
+    running = spared = 0
+    for run_id in ids[_MOST_RUNS - 1 :]:
+        head = heads[run_id]
+        if head is not None and head.is_running and running < _MOST_RUNNING:
+            running += 1
+            continue
+        if head is not None and head.pipeline not in newer and spared < _MOST_PIPELINES:
+            newer.add(head.pipeline)
+            spared += 1
+            continue
+        yield run_id
 
 
 def _warn(error: Exception) -> None:

@@ -25,11 +25,13 @@ __all__ = [
     "UNREADABLE",
     "Damaged",
     "FileVersion",
+    "Head",
     "Record",
     "contents",
     "damaged",
     "find",
     "folder",
+    "head",
     "is_alive",
     "load",
     "path_of",
@@ -46,6 +48,7 @@ OFF = "off"
 # What reading a record may raise whose fields have other types than expected, or that is nested too deeply.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _LOST_AFTER_S = 60.0  # a run on another machine that has not written for this long has ended; it writes each second
+_HEAD_BYTES = 4096  # a record begins with its process and the names of its pipeline
 _MOST_NAMED = 3  # runs, in one line
 _E = TypeVar("_E", bound=Event)
 RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
@@ -94,6 +97,27 @@ class Damaged:
 
     path: Path
     reason: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the beginning of a record says."""
+
+    pipeline: tuple[str, str]  # see ``RunStarted.pipeline``
+    is_running: bool
+
+
+def head(path: Path) -> Head | None:
+    """Read the beginning of a record, which takes little time. Returns None if an older version wrote it."""
+    try:
+        with open(path, "rb") as file:
+            beginning, mark, _ = file.read(_HEAD_BYTES).partition(b',"started":')
+        content = json.loads(beginning + b"}") if mark else {}
+        name, of = content["pipeline"]
+        # The journal is removed when the run has ended.
+        return Head((str(name), str(of)), path_beside(path).exists() and is_alive(content["process"], path))
+    except UNREADABLE:
+        return None
 
 
 def folder(given: str | None) -> Path | None:

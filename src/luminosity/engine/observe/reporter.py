@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Literal
 
-from luminosity._notebook import name_cells, notebook_name
+from luminosity._notebook import name_cells
 from luminosity._text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
@@ -20,6 +18,7 @@ from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.engine.observe.inference_progress import LoadedModels
 from luminosity.engine.observe.log_messages import LogCapture, Logged, bounded_traceback
+from luminosity.engine.observe.run_names import RunName
 from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure, describe_location
@@ -40,7 +39,7 @@ from luminosity.events import (
 )
 from luminosity.manifest.masking import mask_text
 
-__all__ = ["Reporter", "new_run_id", "script_name"]
+__all__ = ["Reporter", "new_run_id"]
 
 _SNAPSHOT_EVERY_S = 0.2  # views feel live, and a snapshot costs about a millisecond
 _METRICS_EVERY_S = 5.0  # they change slowly, and there may be many
@@ -76,6 +75,7 @@ class Reporter:
         models: tuple[ModelVersion, ...] = (),
         machine: MachineInfo = MachineInfo(),  # noqa: B008 - it is frozen
         pools_mode: str = "",
+        job: str = "",
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
@@ -88,11 +88,12 @@ class Reporter:
         self._checkpoint_at = 0.0  # when the next one may be reported, in seconds since the run's start
         now = datetime.now(timezone.utc)
         self.run_id = new_run_id(now)
+        called = RunName.of(job)
         stream.emit(
             RunStarted(
                 self.run_id,
                 0.0,
-                name=script_name(),
+                name=called.name,
                 started_at=round(now.timestamp(), 3),
                 stages=snapshots.stages(),
                 pools=snapshots.pools(),
@@ -103,6 +104,8 @@ class Reporter:
                 machine=machine,
                 version=version("luminosity"),
                 pools_mode=pools_mode,
+                job=called.job,
+                folder=called.folder,
             )
         )
 
@@ -273,11 +276,3 @@ def _traceback(error: BaseException | None) -> str:
 
 def _lifetime(worker: Worker) -> float:
     return round(time.monotonic() - worker.created_at, 3)
-
-
-def script_name() -> str:
-    """Return the name of the script, or of the notebook, that runs a pipeline."""
-    if notebook := notebook_name():
-        return notebook
-    name = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return name if name not in ("", "-c") else "python"

@@ -62,12 +62,12 @@ def advise(
     records: Sequence[Record], prices: PriceSheet, deadline_s: float | None = None
 ) -> tuple[list[Report], list[Advice]]:
     """Return the advice for each pipeline of the records, and that for all of them together."""
-    by_name: dict[str, list[Record]] = {}
+    by_pipeline: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        by_name.setdefault(record.started.name, []).append(record)
+        by_pipeline.setdefault(record.started.pipeline, []).append(record)
     uses: list[PipelineUse] = []
     reports: list[Report] = []
-    for runs in by_name.values():
+    for runs in by_pipeline.values():
         # In a uniform run, steps are fused that hints would keep apart: it says what it costs, not what steps need.
         uniform = [run for run in runs if run.started.pools_mode == _UNIFORM]
         others = [run for run in runs if run.started.pools_mode != _UNIFORM]

@@ -75,7 +75,7 @@ def measure(records: Sequence[Record], prices: PriceSheet) -> PipelineUse:
     views = {view.id: view for view in newest.last.stages} if newest.last is not None else {}
     pools = tuple(_pool(pool, runs, bill, views) for pool in newest.started.pools)
     return PipelineUse(
-        newest.started.name,
+        newest.started.title,
         runs,
         pools,
         bill,

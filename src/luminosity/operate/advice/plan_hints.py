@@ -7,6 +7,7 @@ from pathlib import Path
 from luminosity._text import format_bytes, format_size, list_some
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Record
+from luminosity.engine.observe.run_names import RunName
 from luminosity.operate.advice.measured import PoolUse, measure
 from luminosity.operate.advice.rules import min_ram_for, step_names
 from luminosity.operate.cost.prices import load_prices
@@ -19,12 +20,12 @@ _WASTE = 2.0  # a step that asks for this many times what it needs keeps others 
 _MOST_NAMED = 3  # steps, in one line
 
 
-def hints_for_plan(name: str, folder: Path | None) -> list[str]:
-    """Return a sentence for each pool of the newest run of pipeline ``name`` whose steps a hint would help.
+def hints_for_plan(called: RunName, folder: Path | None) -> list[str]:
+    """Return a sentence for each pool of the newest run of a pipeline whose steps a hint would help.
 
-    ``folder`` has the recorded runs; None if runs are not recorded.
+    ``called`` is what the pipeline's runs are called. ``folder`` has the recorded runs; None if runs are not recorded.
     """
-    record = _newest(name, folder)
+    record = _newest(called, folder)
     if record is None:
         return []
     use = measure([record], load_prices())
@@ -33,12 +34,12 @@ def hints_for_plan(name: str, folder: Path | None) -> list[str]:
     return [f"{sentence} (run {record.started.run})" for sentence in told if sentence]
 
 
-def _newest(name: str, folder: Path | None) -> Record | None:
+def _newest(called: RunName, folder: Path | None) -> Record | None:
     if folder is None:
         return None
     for run_id in records.run_ids(folder)[:_MOST_LOOKED_AT]:
         record = records.load(records.path_of(folder, run_id))
-        if not isinstance(record, Record) or record.started.name != name or record.state != "done":
+        if not isinstance(record, Record) or record.state != "done" or not called.is_of(record.started):
             continue
         if record.started.pools_mode != "uniform":  # there, all steps share the same workers
             return record

@@ -52,7 +52,7 @@ def _branches(uses: Sequence[PipelineUse], prices: PriceSheet) -> list[Advice]:
 def _sharing(uses: Sequence[PipelineUse]) -> list[Advice]:
     """Say whether the pipelines could share one accelerator."""
     pools = [(use, pool) for use in uses for pool in use.pools if pool.device_busy]
-    if len({use.name for use, _ in pools}) < 2:
+    if len({use.newest.started.pipeline for use, _ in pools}) < 2:
         return []
     busy = sum(sum(pool.device_busy) for _, pool in pools)
     memory = [pool.device_memory for _, pool in pools]

@@ -9,14 +9,15 @@ __all__ = ["CATALOG", "STATES", "Metric", "markdown_table", "series_names"]
 
 STATES = ("running", "done", "failed", "cancelled", "stopped", "drained", "lost")
 
-_RUN = ("pipeline",)
-_STAGE = ("pipeline", "stage", "pool")
-_POOL = ("pipeline", "pool")
-_DEVICE = ("pipeline", "device")
-_MODEL = ("pipeline", "stage", "model")
-_STREAM = ("pipeline", "stage")
-_STEP = ("pipeline", "step")
-_USER = ("pipeline", "step", "namespace", "name")
+_RUN = ("pipeline", "folder")
+_ONE_RUN = (*_RUN, "run", "run_dir")
+_STAGE = (*_RUN, "stage", "pool")
+_POOL = (*_RUN, "pool")
+_DEVICE = (*_RUN, "device")
+_MODEL = (*_RUN, "stage", "model")
+_STREAM = (*_RUN, "stage")
+_STEP = (*_RUN, "step")
+_USER = (*_RUN, "step", "namespace", "name")
 _DRIFT = ("reference", "columns", "kernel", "key")
 
 
@@ -56,6 +57,12 @@ _METRICS = (
     _gauge("run_last_update_timestamp_seconds", _RUN, "When the newest run last said how it is going"),
     _gauge("run_last_end_timestamp_seconds", _RUN, "When a run of the pipeline last ended, however it ended"),
     _gauge("run_last_success_timestamp_seconds", _RUN, "When a run of the pipeline last ended with all its results"),
+    _gauge(
+        "run_last_failure_timestamp_seconds",
+        _ONE_RUN,
+        "When a run of the pipeline last failed, or when a killed one was last heard of; with that run's id",
+    ),
+    _gauge("run_info", _ONE_RUN, "1, with the id of the newest run and the folder of its record"),
     _gauge("run_duration_seconds", _RUN, "How long the newest run has taken so far, or took"),
     _gauge("run_remaining_seconds", _RUN, "Estimated time to the end of the newest run, if it is known"),
     _gauge("run_cost", (*_RUN, "currency", "bound"), "The bill of the newest run so far: low, expected and high"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from luminosity._text import printable, shorten
+from luminosity._text import printable
 from luminosity.drift.history import PastTest
 from luminosity.engine.monitor.records import Record
 from luminosity.events import InferenceView, KafkaView, MetricView, Snapshot, StageInfo, StageView, WorkerEnded
@@ -15,13 +16,14 @@ from luminosity.manifest.masking import mask_text
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.exported.catalog import CATALOG, STATES, Metric
-from luminosity.operate.exported.newest_runs import PipelineRuns
+from luminosity.operate.exported.newest_runs import Pipeline, PipelineRuns
 
 __all__ = ["MOST_OF_USER", "MOST_STAGES", "Sample", "drift_samples", "left_out_of", "run_samples"]
 
 MOST_STAGES = 200  # of a pipeline; a page of more is unreadable
 MOST_OF_USER = 100  # counters, gauges and distributions of a pipeline's own code
 _LONGEST_LABEL = 200  # characters; Prometheus stores a label's value with every series
+_LABEL_BEFORE_DIGEST = 191  # characters that stay of a longer one: an ellipsis and 8 digits follow
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,23 @@ class Sample:
 
 def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[Sample]:
     """Yield the values of a pipeline's newest run. ``now`` is in seconds since 1970."""
-    record, pipeline = runs.newest, runs.pipeline
+    record, pipeline = runs.newest, (runs.pipeline, runs.folder)
     started_at = record.started.started_at
     for state in STATES:
-        yield _sample("run_state", (pipeline, state), record.state == state)
-    yield _sample("running_runs", (pipeline,), runs.running)
-    yield _sample("run_start_timestamp_seconds", (pipeline,), started_at)
-    yield from _known("run_last_end_timestamp_seconds", (pipeline,), runs.last_end)
-    yield from _known("run_last_success_timestamp_seconds", (pipeline,), runs.last_success)
+        yield _sample("run_state", (*pipeline, state), record.state == state)
+    yield _sample("running_runs", pipeline, runs.running)
+    yield _sample("run_start_timestamp_seconds", pipeline, started_at)
+    yield from _known("run_last_end_timestamp_seconds", pipeline, runs.last_end)
+    yield from _known("run_last_success_timestamp_seconds", pipeline, runs.last_success)
+    if (failure := runs.last_failure) is not None:
+        yield _sample("run_last_failure_timestamp_seconds", (*pipeline, failure.run, runs.run_dir), failure.at)
+    yield _sample("run_info", (*pipeline, record.started.run, runs.run_dir), 1)
     last = record.last
     if last is None:
         return
-    yield _sample("run_last_update_timestamp_seconds", (pipeline,), started_at + last.seconds)
-    yield _sample("run_duration_seconds", (pipeline,), last.seconds)
-    yield from _known("run_remaining_seconds", (pipeline,), last.seconds_left)
+    yield _sample("run_last_update_timestamp_seconds", pipeline, started_at + last.seconds)
+    yield _sample("run_duration_seconds", pipeline, last.seconds)
+    yield from _known("run_remaining_seconds", pipeline, last.seconds_left)
     yield from _memory(pipeline, last)
     yield from _cost(pipeline, bill_of(record, prices))
     infos = {info.id: info for info in record.started.stages}
@@ -60,18 +65,18 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
             yield from _stage(pipeline, info, view, age)
     yield from _pools(pipeline, record, last)
     for device in last.devices:
-        labels = (pipeline, device.id)
+        labels = (*pipeline, device.id)
         yield _sample("device_busy_ratio", labels, device.busy_fraction)
         yield from _known("device_utilization_ratio", labels, device.utilization)
         yield from _known("device_memory_used_bytes", labels, device.memory_used)
         yield from _known("device_memory_peak_bytes", labels, device.peak_memory)
         yield from _known("device_memory_bytes", labels, device.memory_total)
     if (checkpoint := last.checkpoint) is not None:
-        yield _sample("checkpoints", (pipeline,), checkpoint.count)
+        yield _sample("checkpoints", pipeline, checkpoint.count)
         if checkpoint.last_at is not None:
-            yield _sample("checkpoint_last_timestamp_seconds", (pipeline,), started_at + checkpoint.last_at)
-            yield _sample("checkpoint_duration_seconds", (pipeline,), checkpoint.last_seconds)
-        yield from _positive("checkpoint_folder_bytes", (pipeline,), checkpoint.folder_bytes)
+            yield _sample("checkpoint_last_timestamp_seconds", pipeline, started_at + checkpoint.last_at)
+            yield _sample("checkpoint_duration_seconds", pipeline, checkpoint.last_seconds)
+        yield from _positive("checkpoint_folder_bytes", pipeline, checkpoint.folder_bytes)
     for view in _of_user(record)[:MOST_OF_USER]:
         yield from _user(pipeline, view)
 
@@ -100,23 +105,23 @@ def drift_samples(tests: Iterable[PastTest]) -> Iterator[Sample]:
         yield _sample("drift_last_test_timestamp_seconds", labels, datetime.fromisoformat(test.time).timestamp())
 
 
-def _memory(pipeline: str, last: Snapshot) -> Iterator[Sample]:
-    yield from _positive("run_resident_bytes", (pipeline,), last.processes.used)
-    yield from _positive("run_resident_peak_bytes", (pipeline,), last.processes.peak)
-    yield _sample("run_data_bytes", (pipeline,), last.memory.used)
-    yield from _positive("run_data_limit_bytes", (pipeline,), last.memory.limit)
-    yield _sample("run_spilled_bytes", (pipeline,), last.memory.spilled)
+def _memory(pipeline: Pipeline, last: Snapshot) -> Iterator[Sample]:
+    yield from _positive("run_resident_bytes", pipeline, last.processes.used)
+    yield from _positive("run_resident_peak_bytes", pipeline, last.processes.peak)
+    yield _sample("run_data_bytes", pipeline, last.memory.used)
+    yield from _positive("run_data_limit_bytes", pipeline, last.memory.limit)
+    yield _sample("run_spilled_bytes", pipeline, last.memory.spilled)
 
 
-def _cost(pipeline: str, bill: Bill) -> Iterator[Sample]:
+def _cost(pipeline: Pipeline, bill: Bill) -> Iterator[Sample]:
     for bound, cost in (("low", bill.low), ("expected", bill.total), ("high", bill.high)):
-        yield from _known("run_cost", (pipeline, bill.currency, bound), cost)
+        yield from _known("run_cost", (*pipeline, bill.currency, bound), cost)
     for pool in bill.pools:
-        yield _sample("pool_cost", (pipeline, pool.pool, bill.currency), pool.total)
+        yield _sample("pool_cost", (*pipeline, pool.pool, bill.currency), pool.total)
 
 
-def _stage(pipeline: str, info: StageInfo, view: StageView, age: float) -> Iterator[Sample]:
-    labels = (pipeline, info.label, info.pool)
+def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> Iterator[Sample]:
+    labels = (*pipeline, info.label, info.pool)
     yield _sample("stage_elements", labels, view.elements)
     yield _sample("stage_bundles", labels, view.bundles)
     yield _sample("stage_retries", labels, view.retries)
@@ -128,11 +133,11 @@ def _stage(pipeline: str, info: StageInfo, view: StageView, age: float) -> Itera
     yield _sample("stage_running_bundles", labels, view.running)
     yield _sample("stage_held_back", labels, view.status == "held back")
     for model in view.inference:
-        yield from _model((pipeline, info.label, model.step), model)
+        yield from _model((*pipeline, info.label, model.step), model)
     for step in view.kafka:
         yield from _kafka(pipeline, step)
     if (stream := view.stream) is not None:
-        of_stream = (pipeline, info.label)
+        of_stream = (*pipeline, info.label)
         if stream.behind_seconds is not None:
             yield _sample("watermark_lag_seconds", of_stream, stream.behind_seconds + age)
         yield from _known("stream_backlog", of_stream, stream.backlog)
@@ -153,8 +158,8 @@ def _model(labels: tuple[str, ...], model: InferenceView) -> Iterator[Sample]:
             yield _sample(f"model_batch_{name}_seconds", labels, milliseconds / 1000)
 
 
-def _kafka(pipeline: str, step: KafkaView) -> Iterator[Sample]:
-    labels = (pipeline, step.step)
+def _kafka(pipeline: Pipeline, step: KafkaView) -> Iterator[Sample]:
+    labels = (*pipeline, step.step)
     yield _sample("kafka_records", (*labels, step.kind), step.records)
     yield _sample("kafka_dead_letters", (*labels, step.kind), step.dead_letters)
     if step.kind == "read":
@@ -163,19 +168,19 @@ def _kafka(pipeline: str, step: KafkaView) -> Iterator[Sample]:
             yield _sample("kafka_lag_records", labels, step.lag)
 
 
-def _pools(pipeline: str, record: Record, last: Snapshot) -> Iterator[Sample]:
+def _pools(pipeline: Pipeline, record: Record, last: Snapshot) -> Iterator[Sample]:
     peaks: dict[str, int] = {}
     workers = [*last.workers, *(event for event in record.happenings if isinstance(event, WorkerEnded))]
     for worker in workers:
         peaks[worker.pool] = max(peaks.get(worker.pool, 0), worker.peak_resident)
     for pool in record.started.pools:
-        labels = (pipeline, pool.name)
+        labels = (*pipeline, pool.name)
         yield _sample("pool_workers_limit", labels, pool.workers)
         yield from _positive("worker_ram_bytes", labels, pool.ram_per_worker)
         yield from _positive("worker_peak_resident_bytes", labels, peaks.get(pool.name, 0))
     for view in last.pools:
-        yield _sample("pool_workers", (pipeline, view.name), view.workers)
-        yield _sample("pool_busy_seconds", (pipeline, view.name), view.busy_seconds)
+        yield _sample("pool_workers", (*pipeline, view.name), view.workers)
+        yield _sample("pool_busy_seconds", (*pipeline, view.name), view.busy_seconds)
 
 
 def _of_user(record: Record) -> list[MetricView]:
@@ -187,8 +192,8 @@ def _of_user(record: Record) -> list[MetricView]:
     return [view for view in found if not view.of_library]
 
 
-def _user(pipeline: str, view: MetricView) -> Iterator[Sample]:
-    labels = (pipeline, view.step, view.namespace, view.name)
+def _user(pipeline: Pipeline, view: MetricView) -> Iterator[Sample]:
+    labels = (*pipeline, view.step, view.namespace, view.name)
     if view.kind == "gauge":
         yield _sample("user_value", labels, view.value)
     elif view.kind == "counter":
@@ -202,8 +207,15 @@ def _user(pipeline: str, view: MetricView) -> Iterator[Sample]:
 
 def _sample(name: str, labels: tuple[str, ...], value: float, count: int = 0) -> Sample:
     metric = CATALOG[f"luminosity_{name}"]
-    clean = tuple(shorten(mask_text(printable(label)), _LONGEST_LABEL) for label in labels)
-    return Sample(metric, clean, float(value), count)
+    return Sample(metric, tuple(map(_label, labels)), float(value), count)
+
+
+def _label(text: str) -> str:
+    """Return a label without secrets. One that is cut ends with a digest, so that two of them stay apart."""
+    clean = mask_text(printable(text))
+    if len(clean) <= _LONGEST_LABEL:
+        return clean
+    return f"{clean[:_LABEL_BEFORE_DIGEST]}…{hashlib.sha256(clean.encode()).hexdigest()[:8]}"
 
 
 def _known(name: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:

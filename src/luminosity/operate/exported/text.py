@@ -88,7 +88,8 @@ class Exporter:
         yield from _families(samples)
 
     def _samples(self, now: float) -> Iterator[Sample]:
-        runs = self._runs.look()
+        # If there are too many, those that have succeeded are left out first. The order of the others stays.
+        runs = sorted(self._runs.look(), key=lambda each: not each.is_pressing)
         yield from (sample for each in runs[:_MOST_PIPELINES] for sample in run_samples(each, self._prices, now))
         tests, unread = self._tests()
         yield from drift_samples(tests[:_MOST_TESTS])

@@ -159,7 +159,8 @@ def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
     is_running = state == "running"
     return {
         "id": run_id,
-        "name": started["name"],
+        "name": started.get("job") or started["name"],
+        "folder": "" if started.get("job") else started.get("folder", ""),
         "state": state,
         "started_at": started["started_at"],
         "seconds": (ended or last).get("seconds", 0.0),

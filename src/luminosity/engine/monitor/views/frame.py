@@ -108,7 +108,7 @@ def _memory(snapshot: Snapshot) -> str:
 def _title(run: RunStarted, snapshot: Snapshot, width: int) -> Text:
     left = snapshot.seconds_left
     ending = f"  {words.duration(snapshot.seconds)}" + (f", about {words.duration(left)} left" if left else "")
-    title = Text(words.shortened(run.name, max(8, width - len(ending))), style="bold", no_wrap=True)
+    title = Text(words.shortened(run.title, max(8, width - len(ending))), style="bold", no_wrap=True)
     return title.append(ending, style="not bold")
 
 

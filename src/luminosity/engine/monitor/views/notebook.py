@@ -46,7 +46,7 @@ class NotebookView:
             self._next_at = event.seconds + _EVERY_S
             self._show(frame(self._run, event, _WIDTH, _HEIGHT), line(self._run, event))
         elif isinstance(event, RunEnded) and self._is_shown:
-            self._show(summary(self._run, event), f"{self._run.name} {event.state} after {event.seconds:.1f} s")
+            self._show(summary(self._run, event), f"{self._run.title} {event.state} after {event.seconds:.1f} s")
 
     def _show(self, content: RenderableType, text: str) -> None:
         from IPython.display import display, update_display

@@ -77,7 +77,7 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     parts += [f"pool {pool.name}: {words.waiting(pool)}" for pool in snapshot.pools if pool.waiting]
     if snapshot.seconds_left:
         parts.append(f"about {words.duration(snapshot.seconds_left)} left")
-    return f"{run.name} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"
+    return f"{run.title} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"
 
 
 def _lines(content: RenderableType) -> list[str]:

@@ -38,7 +38,7 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    title = Text(run.name, style="bold")
+    title = Text(run.title, style="bold")
     how, style = _ENDINGS[ended.state]
     streams = [stage for stage in last.stages if stage.stream is not None]
     if streams and ended.state == "cancelled":

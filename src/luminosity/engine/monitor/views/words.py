@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import takewhile
 
 from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunStarted, StageView, StreamView
 
@@ -22,6 +23,7 @@ __all__ = [
     "shortened",
     "status",
     "stream_parts",
+    "titles",
     "waiting",
 ]
 
@@ -144,7 +146,29 @@ def how_to_stop(run: RunStarted) -> str:
     """
     if not any(stage.is_stream for stage in run.stages):
         return ""
-    return f"{run.name} reads a stream: it runs until its sources end or you press Ctrl-C"
+    return f"{run.title} reads a stream: it runs until its sources end or you press Ctrl-C"
+
+
+def titles(runs: Sequence[RunStarted]) -> list[str]:
+    """Return a title for each run: those of different pipelines differ, if need be by the ends of their folders.
+
+    >>> called = [("p.py", "/teams/a/jobs"), ("p.py", "/teams/b/jobs"), ("q.py", "/teams/b")]
+    >>> titles([RunStarted("r", 0.0, name, 0.0, (), (), 0, folder=folder) for name, folder in called])
+    ['a/jobs/p.py', 'b/jobs/p.py', 'q.py']
+    """
+    others: dict[str, set[str]] = {}
+    for run in runs:
+        name, folder = run.pipeline
+        others.setdefault(name, set()).add(folder)
+    return [_told_apart(*run.pipeline, others[run.pipeline[0]] - {run.pipeline[1]}) for run in runs]
+
+
+def _told_apart(name: str, folder: str, others: Iterable[str]) -> str:
+    parts, apart = folder.split("/"), 0
+    for other in others:
+        pairs = zip(reversed(parts), reversed(other.split("/")), strict=False)
+        apart = max(apart, 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return "/".join([*parts[-apart:], name]) if apart and folder else name
 
 
 def rate(per_second: float) -> str:

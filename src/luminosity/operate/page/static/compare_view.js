@@ -42,12 +42,12 @@ function sides(runs, ids, loaded) {
   }
   return h("div", { class: "sides" }, loaded.map((run, index) => {
     const name = "ab"[index];
-    const about = run && [h("p", {}, pill(run.state), h("a", { href: `/runs/${encodeURIComponent(run.id)}` }, `open ${run.started.name}`), h("span", { class: "muted" }, run.id)), run.ended?.failure ? h("p", { class: "failure" }, run.ended.failure) : null];
+    const about = run && [h("p", {}, pill(run.state), h("a", { href: `/runs/${encodeURIComponent(run.id)}` }, `open ${run.title}`), h("span", { class: "muted" }, run.id)), run.ended?.failure ? h("p", { class: "failure" }, run.ended.failure) : null];
     return h("div", { class: `side ${name}` }, h("div", { class: "side-head" }, h("span", { class: "side-name" }, name.toUpperCase()), selects[index]), about);
   }));
 }
 
-const option = (run, chosen) => h("option", { value: run.id, selected: run.id === chosen }, `${run.name} · ${moment(run.started_at)} · ${run.state} · ${run.id.slice(-6)}`);
+const option = (run, chosen) => h("option", { value: run.id, selected: run.id === chosen }, `${run.name}${run.folder ? ` in ${run.folder}` : ""} · ${moment(run.started_at)} · ${run.state} · ${run.id.slice(-6)}`);
 
 function verdict(one, two) {
   const unfinished = [["A", one], ["B", two]].filter(([, run]) => !["done", "drained"].includes(run.state));

@@ -56,7 +56,7 @@ export class RunHeader {
   update(run) {
     if (this.shownState !== run.state) replaceAll(this.state, pill(run.state));
     this.shownState = run.state;
-    setText(this.name, run.started.name);
+    setText(this.name, run.title);
     setText(this.about, aboutOf(run));
     const failure = run.ended?.failure || (run.state === "lost" ? runWhy(run.state) : "");
     setText(this.failure, failure);
@@ -86,6 +86,8 @@ function aboutOf(run) {
   return [
     `Started ${moment(run.started.started_at)}`,
     run.id,
+    run.started.job && `script ${run.started.name}`,
+    run.started.folder && `in ${run.started.folder}`,
     machine.cores && `${counted(machine.cores, "core")}, ${bytes(machine.ram)} RAM${devices.length ? `, ${devices.length} × ${names}` : ""}`,
     nodes.length && counted(nodes.length, "node"),
     ...waiting.map((pool) => `pool ${pool.name}: ${counted(pool.waiting, "worker")} without a place (${pool.waits_for} each)`),

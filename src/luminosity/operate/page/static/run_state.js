@@ -116,6 +116,11 @@ export class RunState {
     }
   }
 
+  /** The name of the job, or else of the script. */
+  get title() {
+    return this.started.job || this.started.name;
+  }
+
   get isLive() {
     return this.state === "running" && !this.ended;
   }

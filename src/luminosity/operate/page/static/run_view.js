@@ -44,7 +44,7 @@ export function runView(view, id) {
     // The page of a failed run begins with its failure.
     if (run.state === "failed" && failures.element.nextSibling !== graph.element) graph.element.before(failures.element);
     const share = run.isLive ? sections.header.share : null;
-    setTitle(`${share === null ? "" : `${percent(share)} `}${run.started.name}`);
+    setTitle(`${share === null ? "" : `${percent(share)} `}${run.title}`);
   }
 
   async function reload() {

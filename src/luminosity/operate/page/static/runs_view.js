@@ -57,7 +57,7 @@ export function runsView(view) {
 
   function show() {
     buttons.forEach((button, index) => setAttributes(button, { "aria-pressed": String(GROUPS[index][0] === wanted) }));
-    const found = runs.filter((run) => (wanted === "all" || groupOf(run) === wanted) && (!words || `${run.name} ${run.id}`.toLowerCase().includes(words)));
+    const found = runs.filter((run) => (wanted === "all" || groupOf(run) === wanted) && (!words || `${run.name} ${run.folder} ${run.id}`.toLowerCase().includes(words)));
     const ordered = [...found.filter((run) => run.state === "running"), ...found.filter((run) => run.state !== "running")];
     table.update(ordered);
     table.element.hidden = !ordered.length;
@@ -91,7 +91,7 @@ function nameCell(choose, chosen) {
   return (run, cell) => {
     if (!cell.firstChild) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${run.name} ${run.id} to compare`, on: { change: () => choose(run.id, box.checked) } });
-      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}`, title: run.name.length > 60 ? run.name : null }, run.name), h("small", {}, run.id))));
+      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}`, title: run.name.length > 60 ? run.name : null }, run.name), h("small", {}, run.id), run.folder && h("small", { class: "folder", title: run.folder }, run.folder))));
     }
     cell.querySelector("input").checked = chosen.has(run.id);
   };
