@@ -10,6 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
+from luminosity.engine.resources.device_types import is_of_type
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine, visibility
 from luminosity.engine.resources.pools import Assignment, Pool, assign
@@ -155,6 +156,87 @@ def test_more_than_the_machine_has_runs_with_less_and_one_warning(
         assert found["greedy"].pool.workers == 1
         assert found["greedy"].pool.ram_per_worker > found["plain"].pool.ram_per_worker or needs.cpu_count
         assert found["greedy"].pool.cores_per_worker > found["plain"].pool.cores_per_worker or needs.min_ram_bytes
+
+
+_T4 = Needs(accelerator_count=1, accelerator_type="nvidia-tesla-t4")
+_H100 = Needs(accelerator_count=1, accelerator_type="nvidia-h100-80gb")
+_ANY = Needs(accelerator_count=1, accelerator_type="any")
+
+
+def _with_devices(**names: str) -> Machine:
+    """Return a machine with these devices; an empty name stands for one of which only the id is known."""
+    devices = {device.replace("_", ":"): name for device, name in names.items()}
+    return Machine(8, 64 * _GIB, tuple(devices), names=devices)
+
+
+def _devices(found: dict[str, Assignment]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {step: assignment.pool.device_groups for step, assignment in found.items()}
+
+
+def test_steps_get_devices_of_the_type_that_they_ask_for() -> None:
+    machine = _with_devices(gpu_0="NVIDIA H100 80GB HBM3", gpu_1="Tesla T4", gpu_2="Tesla T4")
+    found = assigned({"small": _T4, "large": _H100, "open": _ANY}, machine, missing_resources="fail")
+    t4s = (("gpu:1",), ("gpu:2",))
+    assert _devices(found) == {"small": t4s, "large": (("gpu:0",),), "open": t4s}
+    assert found["small"].pool is found["open"].pool
+
+
+@pytest.mark.parametrize(
+    ("machine", "has"),
+    [
+        (_with_devices(gpu_0="Tesla T4"), "gpu:0 (Tesla T4)"),
+        (_with_devices(declared_0=""), "declared:0 (taken as nvidia-tesla-t4)"),
+    ],
+)
+def test_one_device_is_not_of_two_types(machine: Machine, has: str, caplog: pytest.LogCaptureFixture) -> None:
+    said = f"step 'large' asks for 1 accelerator(s) of type nvidia-h100-80gb; this machine has {has}"
+    with pytest.raises(ResourcesExceeded) as caught:
+        assigned({"small": _T4, "large": _H100}, machine, missing_resources="fail")
+    assert str(caught.value).startswith(said)
+    found = assigned({"small": _T4, "large": _H100}, machine)
+    assert [record.getMessage() for record in caplog.records] == [f"{said}: it runs on what there is"]
+    assert found["small"].pool is found["large"].pool
+
+
+def test_devices_of_an_unknown_type_are_shared_out_among_the_types() -> None:
+    machine = _with_devices(declared_0="", declared_1="", declared_2="")
+    two = replace(_H100, accelerator_count=2)
+    found = assigned({"small": _T4, "large": two}, machine, missing_resources="fail")
+    assert _devices(found) == {"small": (("declared:0",),), "large": (("declared:1", "declared:2"),)}
+    alone = assigned({"a": _T4, "b": replace(_T4, accelerator_type="T4"), "c": _ANY}, machine, missing_resources="fail")
+    assert len(pools(alone)) == 1  # one type, in two spellings
+    assert alone["a"].pool.device_groups == (("declared:0",), ("declared:1",), ("declared:2",))
+
+
+def test_a_type_of_gpu_is_no_tpu() -> None:
+    with pytest.raises(ResourcesExceeded, match=r"'small' asks for 1 accelerator.* this machine has tpu:0"):
+        assigned({"small": _T4}, _with_devices(tpu_0=""), missing_resources="fail")
+    tpu = Needs(accelerator_count=1, accelerator_type="tpu-v5-lite-podslice")
+    assert _devices(assigned({"a": tpu}, _with_devices(tpu_0=""), missing_resources="fail")) == {"a": (("tpu:0",),)}
+    with pytest.raises(ResourcesExceeded, match="tpu-v5"):
+        assigned({"a": tpu}, _with_devices(gpu_0="NVIDIA L4"), missing_resources="fail")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("nvidia-tesla-t4", "Tesla T4"),
+        ("nvidia-l4", "NVIDIA L4"),
+        ("nvidia-tesla-a100", "NVIDIA A100-SXM4-40GB"),
+        ("nvidia-a100-80gb", "NVIDIA A100-SXM4-80GB"),
+        ("nvidia-tesla-v100", "Tesla V100-SXM2-16GB"),
+        ("nvidia-tesla-p100", "Tesla P100-PCIE-16GB"),
+        ("nvidia-h100-80gb", "NVIDIA H100 80GB HBM3"),
+        ("nvidia-h100-mega-80gb", "NVIDIA H100 80GB HBM3"),
+        ("nvidia-h200-141gb", "NVIDIA H200"),
+        ("H200", "NVIDIA H200"),
+        ("nvidia-rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+        ("NVIDIA_A10G", "NVIDIA A10G"),
+    ],
+)
+def test_a_type_is_known_by_the_driver_s_name(kind: str, name: str) -> None:
+    assert is_of_type(kind, "gpu:0", name)
+    assert not is_of_type(kind, "gpu:0", "NVIDIA B200")
 
 
 def test_pools_that_do_not_fit_together_share_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:

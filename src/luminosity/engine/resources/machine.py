@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.core import machine_ram_bytes, usable_cores
@@ -30,6 +30,7 @@ class Machine:
     ]  # "gpu:0", "tpu:1"; "declared:0" for one that --accelerators declares; "ray:0" of a cluster
     nodes: tuple[Node, ...] = ()  # of a cluster, whose sums the fields above are; empty for this machine
     known_types: tuple[str, ...] = ()  # the types of accelerators that the cluster's software knows, such as "T4"
+    names: Mapping[str, str] = field(default_factory=dict[str, str])  # of devices on this machine, as drivers tell them
 
     @classmethod
     def detect(cls, declared_accelerators: int | None = None) -> Machine:
@@ -40,7 +41,8 @@ class Machine:
             found = detect_accelerators()
             devices = found[:declared_accelerators]
             devices += tuple(f"{DECLARED}:{i}" for i in range(len(devices), declared_accelerators))
-        return cls(usable_cores(), machine_ram_bytes(), devices)
+        names = {info.id: info.name for info in _device_infos(devices) if info.name}
+        return cls(usable_cores(), machine_ram_bytes(), devices, names=names)
 
     @classmethod
     def of_cluster(

@@ -1,8 +1,9 @@
 """Worker pools: how many workers there are, what each may use, and which stage runs in which pool.
 
 Device pools come first: for each ``count:N`` that steps ask for, one worker per group of N devices runs all those
-steps, whatever their other hints. CPU steps with the same needs share a pool. Cores and RAM, summed over all pools,
-stay within the machine. On a cluster, ``cluster_pools.py`` decides instead.
+steps, whatever their other hints, unless they ask for different types of devices. CPU steps with the same needs share
+a pool. Cores and RAM, summed over all pools, stay within the machine. On a cluster, ``cluster_pools.py`` decides
+instead.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from luminosity._text import format_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.cluster_pools import limited_to_nodes, size_on_cluster
+from luminosity.engine.resources.device_types import DevicesByType
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
@@ -56,10 +58,16 @@ def assign(
     drafts: dict[tuple[object, ...], Draft] = {}
     chosen: dict[str, tuple[tuple[object, ...], int]] = {}
     missing: list[Missing] = []
+    stages = list(stages)
+    asking = [(each.accelerator_type, count) for _, each in stages if (count := each.accelerator_count)]
+    of_types = DevicesByType.share_out(asking, machine.devices, machine.names)
     for stage, wanted in stages:
-        limit = limited_to_nodes if machine.nodes else _limited
-        needs = limit(stage, wanted, machine, missing)
-        key, draft = _draft_for(needs, machine, config)
+        devices = machine.devices
+        if machine.nodes:
+            needs = limited_to_nodes(stage, wanted, machine, missing)
+        else:
+            needs, devices = _limited(stage, wanted, machine, of_types, missing)
+        key, draft = _draft_for(needs, machine, devices, config)
         if needs.python_environment:
             draft.python = (environments or {})[needs.python_environment]
             draft.name += f" python={draft.python.name}"
@@ -95,14 +103,22 @@ def assign_to_this_process(stages: Iterable[Stage], machine: Machine) -> dict[st
     return {stage.id: Assignment(pool, 1) for stage in stages}
 
 
-def _limited(stage: StageToPlace, needs: Needs, machine: Machine, missing: list[Missing]) -> Needs:
-    """Return the needs, limited to what the machine has; add what is missing to ``missing``."""
+def _limited(
+    stage: StageToPlace, needs: Needs, machine: Machine, of_types: DevicesByType, missing: list[Missing]
+) -> tuple[Needs, tuple[str, ...]]:
+    """Return the needs, limited to what the machine has, and the devices for them; add to ``missing`` what is not."""
     asks = f"step {stage.label!r} asks for"
-    if (count := needs.accelerator_count) > len(machine.devices):
+    devices = of_types.of(needs.accelerator_type)
+    if (count := needs.accelerator_count) > len(devices):
         kind = f" of type {needs.accelerator_type}" if needs.accelerator_type else ""
-        what = f"{asks} {count} accelerator(s){kind}; this machine has {len(machine.devices)}"
-        missing.append(Missing(what, "it runs on the CPU"))
-        needs = replace(needs, accelerator_count=0, accelerator_type="")
+        what = f"{asks} {count} accelerator(s){kind}; this machine has "
+        if count > len(machine.devices):
+            missing.append(Missing(f"{what}{len(machine.devices)}", "it runs on the CPU"))
+            needs = replace(needs, accelerator_count=0, accelerator_type="")
+        else:
+            shared = of_types.of("")  # with the steps that have devices, rather than in one more process on each
+            devices = shared if len(shared) >= count else machine.devices
+            missing.append(Missing(what + of_types.describe(), "it runs on what there is"))
     if needs.min_ram_bytes > machine.ram_bytes:
         has = format_size(machine.ram_bytes)
         what = f"{asks} min_ram={format_size(needs.min_ram_bytes)}; this machine has {has}"
@@ -112,7 +128,7 @@ def _limited(stage: StageToPlace, needs: Needs, machine: Machine, missing: list[
         what = f"{asks} cpu_count={needs.cpu_count}; this machine has {machine.cores} cores"
         missing.append(Missing(what, "it runs in one worker with fewer cores"))
         needs = replace(needs, cpu_count=machine.cores)
-    return needs
+    return needs, devices
 
 
 def _fit_ram(drafts: list[Draft], machine: Machine, missing: list[Missing]) -> None:
@@ -138,17 +154,21 @@ def _least_part(workers: int) -> float:
     return min(0.1 * workers, 0.5)
 
 
-def _draft_for(needs: Needs, machine: Machine, config: EngineConfig) -> tuple[tuple[object, ...], Draft]:
+def _draft_for(
+    needs: Needs, machine: Machine, devices: tuple[str, ...], config: EngineConfig
+) -> tuple[tuple[object, ...], Draft]:
     cores = float(needs.cpu_count or 1)
     if count := needs.accelerator_count:
         # One bundle at a time: a DoFn that loads its model in setup() then holds it once.
         slots = needs.max_active_bundles or 1
-        whole = len(machine.devices) // count * count
-        groups = [machine.devices[i : i + count] for i in range(0, whole, count)]
+        whole = len(devices) // count * count
+        groups = [devices[i : i + count] for i in range(0, whole, count)]
         name = "device" if count == 1 else f"device x{count}"
+        if devices != machine.devices:
+            name += f" {needs.accelerator_type or 'any'}"
         draft = Draft(name, [], cores, needs.min_ram_bytes, slots, groups, len(groups), needs.cpu_count > 0)
         draft.device_type = needs.accelerator_type if machine.nodes else ""
-        return ("device", count, draft.device_type), draft
+        return ("device", count, draft.device_type, devices), draft
     slots = needs.max_active_bundles or config.threads_per_worker
     name = "cpu"
     if needs.min_ram_bytes:
