@@ -153,6 +153,11 @@ class InferenceMetrics:
     RETURN: Final = "return_micro_secs"
     DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
     OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
+    CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
+    REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
+    RETRIES: Final = "server_retries"  # requests that were sent again
+    THROTTLED: Final = "server_throttled"  # responses that ask to send less: 429, or 503 with Retry-After
+    RETRY_WAIT: Final = "server_wait_micro_secs"  # summed over retries: the wait before the request was sent again
     LOADS: Final = "loads"  # how often a model was loaded
     LOAD: Final = "load_micro_secs"  # this and the following: summed over loads
     MODEL_BYTES: Final = "model_bytes"  # of one copy of the model
@@ -183,6 +188,11 @@ class InferenceMetrics:
             RETURN,
             DEVICE_BUSY,
             OUT_OF_MEMORY,
+            CUT_TEXTS,
+            REQUESTS,
+            RETRIES,
+            THROTTLED,
+            RETRY_WAIT,
             LOADS,
             LOAD,
             MODEL_BYTES,

@@ -115,6 +115,15 @@ def test_an_accelerator_that_the_driver_saw_idle_is_not_asked_for():
     assert device.hints["accelerator"] == "count:0"
 
 
+def test_a_server_that_refuses_requests_is_the_limit():
+    view = InferenceView("Ask/Infer", 90, 90, 10, 10, 100, runs_on="server", requests=120, retries=30, throttled=30)
+    _, _, device = report_of(run_of(inference=(view,))).pools
+    advice = the("requests", device.advice)
+    assert advice.why.startswith("model Ask/Infer: its server answered 25% of 120 requests with a demand to send less")
+    assert "batches" not in kinds(report_of(run_of(inference=(view,)))), "the server makes its own batches"
+    assert "requests" not in kinds(report_of(run_of(inference=(replace(view, throttled=1),))))
+
+
 def test_batches_are_worth_a_look_only_where_a_rule_says_so():
     good = InferenceView("Infer", 1000, 10, 950, 1000, 1000, fixed_seconds=0.001, seconds_per_cost=0.01)
     assert "batches" not in kinds(report_of(run_of(inference=(good,))))

@@ -63,6 +63,13 @@ class InferenceView:
     # The time of a batch from its start to its result, within 15%; None before the first one.
     batch_p50_ms: float | None = None
     batch_p99_ms: float | None = None
+    # Where the model computes: on an accelerator's worker, any other worker, or a server; empty in older records.
+    runs_on: Literal["device", "server", "worker", ""] = ""
+    cut_texts: int = 0  # texts that end because the model may not write more tokens
+    requests: int = 0  # this and the following: of a model on a server; all that were sent, also again
+    retries: int = 0  # requests that were sent again
+    throttled: int = 0  # responses that ask to send less
+    retry_wait_seconds: float = 0.0  # summed over retries: the wait before the request was sent again
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from luminosity.errors import InvalidType
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows, size
 
-__all__ = ["Handler", "HandlerOptions", "check_handler_options", "limits_of"]
+__all__ = ["Handler", "HandlerOptions", "check_handler_options", "limits_of", "note", "noting"]
 
 ExampleT = TypeVar("ExampleT")
 PredictionT = TypeVar("PredictionT")
@@ -192,6 +194,29 @@ def limits_of(handler: Handler[Any, Any, Any]) -> Limits:
     limits = Limits.from_beam(handler.batch_elements_kwargs())
     # A model that batches by itself gets one example at a time, whatever its weight.
     return Limits(max_count=1, max_wait=limits.max_wait) if handler.self_batching else limits
+
+
+_noted = threading.local()
+
+
+@contextmanager
+def noting() -> Generator[dict[str, int]]:
+    """Collect what this thread notes with :func:`note`. The host does so around each call of ``predict``."""
+    _noted.now = found = dict[str, int]()
+    try:
+        yield found
+    finally:
+        _noted.now = None
+
+
+def note(name: str, amount: int = 1) -> None:
+    """Add to a counter of :class:`luminosity.core.InferenceMetrics` for the batch that this thread computes.
+
+    Does nothing outside of a model host.
+    """
+    found: dict[str, int] | None = getattr(_noted, "now", None)
+    if found is not None:
+        found[name] = found.get(name, 0) + amount
 
 
 class HandlerOptions(TypedDict, total=False):

@@ -111,6 +111,7 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     assert view.compute_seconds == pytest.approx(20 * 0.096)
     assert view.worker_seconds > 0
     assert (view.loads, view.load_seconds, view.model_bytes) == (20, 10.0, 4096)
+    assert (view.runs_on, view.requests) == ("worker", 0)
     assert view.batch_p50_ms is not None
     assert 80 < view.batch_p50_ms < 100
     assert view.batch_p99_ms == view.batch_p50_ms
@@ -170,7 +171,8 @@ def test_a_line_through_batches_is_exact_for_large_costs_too() -> None:
         for name, value in counters.items()
     ]
     metrics.add("s1", infos)
-    plan = SimpleNamespace(pool=SimpleNamespace(most_workers=lambda: 1), id="s1", busy=BusyTime())
+    pool = SimpleNamespace(most_workers=lambda: 1, plan=SimpleNamespace(device_groups=()))
+    plan = SimpleNamespace(pool=pool, id="s1", busy=BusyTime())
     (view,) = inference_views(plan, metrics)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert (view.fixed_seconds, view.seconds_per_cost) == (0.0025, 1e-9)
     # Without the squares, costs seem to be all alike.
@@ -202,6 +204,7 @@ VIEW = InferenceView(
     0.02,
     device_busy_seconds=8.7,
     worker_seconds=10,
+    runs_on="device",
 )
 
 
@@ -235,6 +238,22 @@ def test_a_plain_line_says_the_most_important() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     assert inference.parts(InferenceView("Infer", batches=3)) == ["batches"]
     assert inference.parts(InferenceView("Infer", 3, 2, out_of_memory=1)) == ["batches 1.5 rows", "out of memory once"]
+
+
+def test_only_an_accelerator_is_called_a_device() -> None:
+    words = [inference.parts(replace(VIEW, runs_on=place))[2] for place in ("device", "worker", "server", "")]
+    computes = "computes 87% of the time"
+    assert words == ["device 87% busy", computes, "requests in flight 87% of the time", computes]
+
+
+def test_trouble_comes_first() -> None:
+    view = replace(VIEW, runs_on="server", requests=500, retries=90, throttled=1, retry_wait_seconds=45.0, cut_texts=7)
+    assert inference.parts(view)[:2] == [
+        "90 of 500 requests sent again (1 time the server asked to send less), 0.5 s wait each",
+        "7 of 410 texts cut at max_new_tokens",
+    ]
+    refused = InferenceView("Infer", runs_on="server", requests=3, retries=2, worker_seconds=1.0)
+    assert inference.parts(refused) == ["2 of 3 requests sent again, 0.0 s wait each"]
 
 
 def test_the_time_from_the_first_begin_to_the_last_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import apache_beam as beam
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
+from luminosity.core import InferenceMetrics
+from luminosity.inference.handler import noting
 from luminosity.inference.handlers.text.generator import TextGenerator
 from tests.inference.texts import save_with_tokenizer, sentences
 
@@ -56,6 +58,20 @@ def test_a_batch_says_what_each_prompt_alone_does(path: str) -> None:
     assert batched == alone
     assert len(set(batched)) > 6
     assert handler.cost(handler.prepare(["one two"])).tolist() == [4 + 8]
+
+
+def test_texts_that_need_more_tokens_are_counted(path: str) -> None:
+    handler = TextGenerator(path, device="CPU", max_new_tokens=3, generation_args={"do_sample": False})
+    model = handler.load_model()
+    with noting() as notes:
+        whole = handler.run_inference(["one two", "three"], model, {"eos_token_id": list(range(30522))})
+        assert notes == {}, "each text ends with its first token"
+        handler.run_inference(["one two", "three"], model)
+        assert notes == {InferenceMetrics.CUT_TEXTS: 2}
+        handler.run_inference(["one two", "three"], model, {"max_new_tokens": 1, "eos_token_id": list(range(30522))})
+
+    assert notes == {InferenceMetrics.CUT_TEXTS: 2}, "the last token that is allowed ends the text"
+    assert len(list(whole)) == 2
 
 
 def test_the_end_of_a_long_prompt_is_kept(path: str) -> None:

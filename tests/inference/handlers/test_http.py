@@ -19,15 +19,17 @@ import numpy as np
 import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler, PredictionResult
 from apache_beam.ml.inference.base import RunInference as BeamRunInference
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import HttpModelHandler, RunInference
+from luminosity.cli.main import main
 from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError, may_pass
 from luminosity.inference.handlers.http import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.concurrency import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
-from tests.both_runners import Pipelines
+from tests.both_runners import Pipelines, counters
 from tests.inference.handlers.model_server import (
     ModelServer,
     Said,
@@ -39,6 +41,7 @@ from tests.inference.handlers.model_server import (
     serving,
     vector_of,
 )
+from tests.runners import IS_REFERENCE
 
 SECRET = "sk-never-to-be-seen-0123456789"
 VARIABLE = "LUMINOSITY_TEST_KEY"
@@ -231,6 +234,28 @@ class TestInPipelines:
             good, failed = examples | RunInference(handler).with_exception_handling()
             assert_that(good | beam.Map(lambda result: result.inference), equal_to(["SHORT", "BRIEF"]), label="good")
             assert_that(failed.failed_inferences, _check_cut, label="cut")
+
+    @pytest.mark.skipif(IS_REFERENCE, reason="only our runner shows models")
+    def test_retries_are_counted_and_shown(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        refusals = [Said(status=429), Said(status=503, headers={"Retry-After": "0"}), Said(status=503)]
+        with serving(failing_at_first(refusals)) as server:
+            handler = HttpModelHandler.embeddings(server.url, "small", concurrency=1)
+            pipeline = beam.Pipeline(
+                "luminosity.LuminosityRunner", PipelineOptions(["--debug", f"--run_dir={tmp_path}"])
+            )
+            _ = pipeline | beam.Create(WORDS[:10]) | "Embed" >> RunInference(handler)
+            result: Any = pipeline.run()
+            result.wait_until_finish()
+
+        found = counters(result)
+        assert found["server_requests"] == len(server.seen)
+        assert (found["server_retries"], found["server_throttled"]) == (3, 2)
+        assert found["server_wait_micro_secs"] > 0
+        assert main(["show", "last", f"--run_dir={tmp_path}"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"3 of {len(server.seen)} requests sent again (2 times the server asked to send less)" in shown
+        assert "requests in flight" in shown
+        assert "device" not in shown
 
     def test_a_wrong_key_is_not_tried_per_example(self, pipelines: Pipelines) -> None:
         with serving(lambda seen: Said({"error": "who are you?"}, status=401)) as server, pipelines() as (pipeline, _):

@@ -185,6 +185,7 @@ class Flow:
             seconds_per_cost=8.9e-6,
             batch_p50_ms=68.0,
             batch_p99_ms=141.0,
+            runs_on="device",
         )
 
     def _pool(self, name: str, workers: int) -> PoolView:

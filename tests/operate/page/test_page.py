@@ -110,6 +110,19 @@ def test_the_list_has_live_runs_first_and_a_filter(page: Page, server: Served) -
     expect(page.get_by_text("No run matches the filter.")).to_be_visible()
 
 
+def test_only_an_accelerator_is_called_a_device(page: Page) -> None:
+    ask = """async () => {
+        const { computes } = await import("/static/words.js");
+        const view = { worker_seconds: 10, device_busy_seconds: 2.9 };
+        return ["device", "worker", "server"].map((runs_on) => computes({ ...view, runs_on }));
+    }"""
+    assert page.evaluate(ask) == [
+        " Its device computes 29% of the time.",
+        " Its model computes 29% of the time.",
+        " Its requests are in flight 29% of the time.",
+    ]
+
+
 def test_a_run_is_watched_from_its_start_to_its_end(page: Page, server: Served, runs: Path, tmp_path: Path) -> None:
     script, go = tmp_path / "watched.py", tmp_path / "go"
     script.write_text(_PIPELINE.format(go=str(go)))

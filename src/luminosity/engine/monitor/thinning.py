@@ -25,6 +25,10 @@ _OF_WORKER = frozenset(("worker", "pool", "cpu_seconds", "resident"))
 _FIELDS = {"stages": (_OF_STAGE, _LEAST_OF_STAGE), "workers": (_OF_WORKER, frozenset[str]())}
 _INFERENCE = frozenset(("step", "inferences", "batches", "useful_cost", "padded_cost", "loads")) | {
     "device_busy_seconds",
+    "requests",
+    "retries",
+    "runs_on",
+    "throttled",
     "worker_seconds",
     "batch_p50_ms",
     "batch_p99_ms",

@@ -28,11 +28,21 @@ def inference_views(stage: StageRun, metrics: RunMetrics) -> tuple[InferenceView
     by_step = metrics.counters(stage.id, _NAMES)
     worker_seconds = round(stage.busy.first_to_last_seconds * stage.pool.most_workers(), 3)
     return tuple(
-        _view(step if len(by_namespace) == 1 else _model_step(step, namespace), counters, worker_seconds)
+        _view(
+            step if len(by_namespace) == 1 else _model_step(step, namespace),
+            counters,
+            worker_seconds,
+            bool(stage.pool.plan.device_groups),
+        )
         for step, by_namespace in by_step.items()
         for namespace, counters in sorted(by_namespace.items())
-        if counters.get(InferenceMetrics.BATCHES)
+        if counters.get(InferenceMetrics.BATCHES) or _is_refused(counters)
     )
+
+
+def _is_refused(counters: Mapping[str, int]) -> bool:
+    """Return whether a model's server has answered no request so far."""
+    return bool(counters.get(InferenceMetrics.LOADS) and counters.get(InferenceMetrics.REQUESTS))
 
 
 def _model_step(step: str, namespace: str) -> str:
@@ -45,7 +55,7 @@ def _model_step(step: str, namespace: str) -> str:
     return f"{parent}{slash}{label.partition(' ')[0]} {namespace}"
 
 
-def _view(step: str, counters: dict[str, int], worker_seconds: float) -> InferenceView:
+def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device: bool) -> InferenceView:
     def count(name: str) -> int:
         return counters.get(name, 0)
 
@@ -76,6 +86,12 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float) -> Inferen
         model_bytes=count(InferenceMetrics.MODEL_BYTES) // loads if loads else 0,
         fixed_seconds=fixed_seconds,
         seconds_per_cost=seconds_per_cost,
+        runs_on="server" if count(InferenceMetrics.REQUESTS) else "device" if has_device else "worker",
+        cut_texts=count(InferenceMetrics.CUT_TEXTS),
+        requests=count(InferenceMetrics.REQUESTS),
+        retries=count(InferenceMetrics.RETRIES),
+        throttled=count(InferenceMetrics.THROTTLED),
+        retry_wait_seconds=seconds(InferenceMetrics.RETRY_WAIT),
         batch_p50_ms=percentile_ms(times, 0.5),
         batch_p99_ms=percentile_ms(times, 0.99),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from luminosity.errors import EndpointError, HandlerError
 from luminosity.inference.blocks import Block, as_block
+from luminosity.inference.handler import noting
 from luminosity.inference.host.counting import as_part_of
 from luminosity.inference.host.work import Batch, Stage
 
@@ -134,15 +135,18 @@ class DeviceThreads:
         if copy is None:
             self._calls.put_back(batch)
             return None
-        with as_part_of(batch.parts[0][0].session.step):
+        with as_part_of(batch.parts[0][0].session.step), noting() as notes:
             batch.started, batch.started_ns = self._now(), lane.settings.clock.time_ns()
             try:
-                return (lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args),)
+                outputs = lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args)
             except BaseException as error:
                 copy = None  # The error refers to this frame, and may outlive the model.
+                batch.stats.notes = notes
                 # An unusable endpoint fails all examples alike; isolating failures would find no example at fault.
                 self._calls.failed(batch, error, not isinstance(error, EndpointError))
                 return None
+            batch.stats.notes = notes
+            return (outputs,)
 
     def _hand_back(self) -> None:
         while (item := self._to_return.get()) is not None:

@@ -84,6 +84,8 @@ class BatchStats:
     collect: float = 0.0
     busy: float = 0.0
     latency_micro_secs: int = 0
+    notes: dict[str, int] = field(default_factory=dict[str, int])
+    """What the handler has counted, by the names of ``InferenceMetrics``."""
 
 
 class Stage(Enum):

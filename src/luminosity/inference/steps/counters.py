@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ class StepCounters:
         self._add(InferenceMetrics.LOADS, len(loads))
         self._add(InferenceMetrics.LOAD, sum(load.milli_secs for load in loads) * 1000)
         self._add(InferenceMetrics.MODEL_BYTES, sum(load.num_bytes // load.copies for load in loads))
+        noted = Counter[str]()
+        for batch in batches:
+            noted.update(batch.notes)
+        for name, amount in noted.items():
+            self._add(name, amount)
         done = [batch for batch in batches if not batch.failed]
         self._add(InferenceMetrics.OUT_OF_MEMORY, sum(batch.out_of_memory for batch in batches))
         if not done:

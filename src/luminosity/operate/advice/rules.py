@@ -20,6 +20,7 @@ _BUSY_LIMIT = 0.8  # of an accelerator, by all that share it
 _MEMORY_LIMIT = 0.9  # of its memory
 _FIXED_PART = 0.05  # of the time of batches
 _FULL_BATCHES = 0.8
+_MANY_THROTTLED = 0.05  # of all requests to a server
 _FEW_BATCHES = 10  # fewer are not full for lack of rows
 
 
@@ -27,7 +28,7 @@ _FEW_BATCHES = 10  # fewer are not full for lack of rows
 class Advice:
     """One piece of advice: what to write, and why."""
 
-    kind: str  # min_ram, cpu_count, accelerator, batches, workers, deadline, branches, sharing
+    kind: str  # min_ram, cpu_count, accelerator, batches, requests, workers, deadline, branches, sharing
     write: str  # code or an option; empty if there is nothing to write
     why: str
 
@@ -50,7 +51,8 @@ def advise_pool(use: PoolUse, steps: tuple[str, ...]) -> PoolAdvice:
         for rule in (_min_ram, _cpu_count, _accelerator, _fewer_devices)
         if (found := rule(use, steps, hints)) is not None
     ]
-    if told := [why for view in use.inference if (why := _why_batches(view))]:
+    advice += [found for view in use.inference if (found := _throttled(view)) is not None]
+    if told := [why for view in use.inference if view.runs_on != "server" and (why := _why_batches(view))]:
         advice.append(Advice("batches", "lum bench", f"{'. '.join(told)}. It finds the settings of a model"))
     return PoolAdvice(use, steps, tuple(advice), hints)
 
@@ -173,6 +175,15 @@ def _fewer_devices(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) 
     memory = "their memory is not known" if use.device_memory is None else f"memory {percent(use.device_memory)} full"
     why = f"its accelerators were {parts} busy ({memory}): together at most {percent(_BUSY_LIMIT)} of {enough}"
     return Advice("sharing", f"--accelerators={enough}", why)
+
+
+def _throttled(view: InferenceView) -> Advice | None:
+    """Say that a model's server is the limit, if it refuses many requests."""
+    if not view.requests or view.throttled / view.requests < _MANY_THROTTLED:
+        return None
+    share = percent(view.throttled / view.requests)
+    why = f"model {view.step}: its server answered {share} of {view.requests:,} requests with a demand to send less"
+    return Advice("requests", "", f"{why}. More workers do not help; a higher limit of the server does")
 
 
 def _why_batches(view: InferenceView) -> str:

@@ -151,6 +151,12 @@ def _model(labels: tuple[str, ...], model: InferenceView) -> Iterator[Sample]:
     yield from _positive("model_load_seconds", labels, model.load_seconds)
     yield _sample("model_compute_seconds", labels, model.compute_seconds)
     yield _sample("model_out_of_memory", labels, model.out_of_memory)
+    yield from _positive("model_cut_texts", labels, model.cut_texts)
+    if model.requests:
+        yield _sample("model_requests", labels, model.requests)
+        yield _sample("model_retries", labels, model.retries)
+        yield _sample("model_throttled", labels, model.throttled)
+        yield _sample("model_retry_wait_seconds", labels, model.retry_wait_seconds)
     if model.padded_cost:
         yield _sample("model_padding_ratio", labels, max(0.0, 1 - model.useful_cost / model.padded_cost))
     for name, milliseconds in (("p50", model.batch_p50_ms), ("p99", model.batch_p99_ms)):

@@ -25,7 +25,7 @@ def parts(view: InferenceView) -> list[str]:
     >>> view = InferenceView("Embed/Infer", inferences=410, batches=10, useful_cost=940, padded_cost=1000,
     ...     budget_cost=1080, queue_wait_seconds=4.92, prepare_seconds=0.03, collate_seconds=0.004,
     ...     transfer_seconds=0.01, compute_seconds=0.96, return_seconds=0.02, device_busy_seconds=0.96,
-    ...     worker_seconds=1.1, out_of_memory=2)
+    ...     worker_seconds=1.1, out_of_memory=2, runs_on="device")
     >>> for part in parts(view):
     ...     print(part)
     padding 6%
@@ -34,13 +34,24 @@ def parts(view: InferenceView) -> list[str]:
     out of memory 2 times
     waits 12 ms
     batch 102 ms (prepare 3, collate 0.4, transfer 1, compute 96, return 2)
+    >>> for part in parts(InferenceView("Ask/Infer", inferences=90, batches=90, runs_on="server", requests=120,
+    ...     retries=30, throttled=28, retry_wait_seconds=9.0, device_busy_seconds=0.46, worker_seconds=0.5)):
+    ...     print(part)
+    30 of 120 requests sent again (28 times the server asked to send less), 0.3 s wait each
+    batches 1 row
+    requests in flight 92% of the time
     """
     said: list[str] = []
+    if view.retries:
+        said.append(_retries(view))
+    if view.cut_texts:
+        said.append(f"{words.number(view.cut_texts)} of {words.number(view.inferences)} texts cut at max_new_tokens")
     if view.padded_cost:
         said.append(f"padding {words.percent(max(0.0, 1 - view.useful_cost / view.padded_cost))}")
-    said.append(_batches(view))
+    if view.batches:
+        said.append(_batches(view))
     if view.worker_seconds and view.device_busy_seconds:
-        said.append(f"device {words.percent(min(1.0, view.device_busy_seconds / view.worker_seconds))} busy")
+        said.append(_busy(view))
     if view.out_of_memory:
         said.append(f"out of memory {'once' if view.out_of_memory == 1 else f'{view.out_of_memory} times'}")
     if view.inferences and view.queue_wait_seconds:
@@ -78,6 +89,20 @@ def lines(views: Iterable[InferenceView], width: int, most: int) -> list[str]:
     return texts if len(texts) <= most else [*texts[: most - 1], f"and {len(texts) - most + 1} more models"]
 
 
+def _busy(view: InferenceView) -> str:
+    share = words.percent(min(1.0, view.device_busy_seconds / view.worker_seconds))
+    if view.runs_on == "server":
+        return f"requests in flight {share} of the time"
+    return f"device {share} busy" if view.runs_on == "device" else f"computes {share} of the time"
+
+
+def _retries(view: InferenceView) -> str:
+    throttled = words.number(view.throttled) + (" time" if view.throttled == 1 else " times")
+    why = f" ({throttled} the server asked to send less)" if view.throttled else ""
+    wait = f"{words.duration(view.retry_wait_seconds / view.retries)} wait each"
+    return f"{words.number(view.retries)} of {words.number(view.requests)} requests sent again{why}, {wait}"
+
+
 def _batches(view: InferenceView) -> str:
     rows = view.inferences / view.batches
     many = words.number(round(rows)) if rows >= 10 else f"{rows:.2g}"
@@ -95,7 +120,7 @@ def _took(view: InferenceView) -> str:
         "compute": view.compute_seconds,
         "return": view.return_seconds,
     }
-    each = {name: seconds / view.batches for name, seconds in phases.items() if seconds}
+    each = {name: seconds / view.batches for name, seconds in phases.items() if seconds and view.batches}
     if not each:
         return ""
     inside = ", ".join(f"{name} {words.milliseconds(seconds)}" for name, seconds in each.items())

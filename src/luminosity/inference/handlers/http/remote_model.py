@@ -8,8 +8,10 @@ import random
 import time
 from typing import Any
 
+from luminosity.core import InferenceMetrics
 from luminosity.errors import EndpointError, RemoteModelError
 from luminosity.inference.blocks import Block
+from luminosity.inference.handler import note
 from luminosity.inference.handlers.http.concurrency import Permit, shared_gate
 from luminosity.inference.handlers.http.connection import Connection, exchange
 from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
@@ -56,16 +58,22 @@ class RemoteModel:
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
                 self._breaker.check()
+                note(InferenceMetrics.REQUESTS)
+                if attempts:
+                    note(InferenceMetrics.RETRIES)
                 ends = min(ends, time.monotonic() + self._connection.deadline)
                 attempts += 1
                 outcome = self._attempt(request, permit, ends)
             if isinstance(outcome, Response):
                 return outcome
+            if outcome.is_throttled:
+                note(InferenceMetrics.THROTTLED)
             if attempts == _WARN_AT_ATTEMPT:
                 self._warn(outcome)
             pause = delay(attempts, outcome.retry_after_s, self._random)
             if time.monotonic() + pause >= ends:
                 break
+            note(InferenceMetrics.RETRY_WAIT, int(pause * 1e6))
             time.sleep(pause)
         assert outcome is not None, "only the wait for a second permit is bounded"
         raise self._gave_up(outcome, attempts, ends - self._connection.deadline) from outcome

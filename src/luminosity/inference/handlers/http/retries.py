@@ -39,13 +39,20 @@ class RetryableError(Exception):
     """A failed request that may succeed later.
 
     ``by_examples`` says that its examples may be the cause, for example because they bring the server down.
-    ``retry_after_s`` is how long the server asks to wait.
+    ``retry_after_s`` is how long the server asks to wait. ``is_throttled`` says that it asks to send less.
     """
 
-    def __init__(self, message: str, by_examples: bool = True, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        by_examples: bool = True,
+        retry_after_s: float | None = None,
+        is_throttled: bool = False,
+    ) -> None:
         super().__init__(message)
         self.by_examples = by_examples
         self.retry_after_s = retry_after_s
+        self.is_throttled = is_throttled
 
 
 def check_status(response: Response) -> None:
@@ -56,9 +63,9 @@ def check_status(response: Response) -> None:
     text = response.quoted(_error_text(response.body))
     message = f"{response.url} answered {status}" + (f": {text}" if text else "")
     if status in _RETRYABLE:
-        raise RetryableError(
-            message, by_examples=status != 429, retry_after_s=retry_after(response.headers.get("retry-after"))
-        )
+        wait = retry_after(response.headers.get("retry-after"))
+        is_throttled = status == 429 or (status == 503 and wait is not None)
+        raise RetryableError(message, by_examples=status != 429, retry_after_s=wait, is_throttled=is_throttled)
     if 300 <= status < 400:
         raise EndpointError(
             f"{response.url} answered {status}, a redirect", fix="pass the address to which the server redirects"

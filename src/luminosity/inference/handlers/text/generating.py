@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Unpack
 
+from luminosity.core import InferenceMetrics
 from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import ExampleT, HandlerOptions
+from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.on_torch import Batch, Outputs
 from luminosity.inference.handlers.text.text_handler import TextHandler
 
@@ -54,12 +56,18 @@ class GeneratingHandler(TextHandler[ExampleT]):
         return super().cost(prepared) + self._max_new_tokens
 
     def generate(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """Return the tokens that the model's own ``generate`` returns for a batch."""
+        """Return the tokens that the model's own ``generate`` returns for a batch; count texts that it cuts."""
         arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
         arguments |= {**self._generation_args, **inference_args}
         if "stop_strings" in arguments:
             arguments.setdefault("tokenizer", self.tokenizer.whole)
-        return self.call(model.generate, batch, arguments)
+        tokens = self.call(model.generate, batch, arguments)
+        given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
+        if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
+            ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
+            ends = {self.pad_id, *(ends if isinstance(ends, list) else [ends])}
+            note(InferenceMetrics.CUT_TEXTS, sum(token not in ends for token in tokens[:, -1].tolist()))
+        return tokens
 
     def collect(self, outputs: Outputs) -> Block:
         """Decode the new tokens to texts, without special tokens."""

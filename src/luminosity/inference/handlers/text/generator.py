@@ -35,6 +35,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     Args:
         path: a folder, on any file system that Beam knows, a name on the Hugging Face hub, or a GGUF file.
         max_new_tokens: the most tokens to generate.
+            Texts that need more are cut; the run's views and metrics count them.
         generation_args: passed to ``model.generate``, such as ``do_sample``, ``temperature``, ``stop_strings``; the
             defaults are in the model's files. RunInference's ``inference_args`` override them.
         chat_template_args: passed to the chat template.

@@ -31,6 +31,7 @@ class Summarizer(GeneratingHandler[str]):
     Args:
         path: a folder, on any file system that Beam knows, or a name on the Hugging Face hub.
         max_new_tokens: the most tokens of a summary.
+            Texts that need more are cut; the run's views and metrics count them.
         prompt: a text to put before each example. The default is the model's own for summaries ("summarize: " for T5),
             or none.
         generation_args: passed to ``model.generate``, such as ``num_beams``, ``min_new_tokens``,

@@ -1,6 +1,6 @@
 // Which stage sets the pace of a run, and whom it holds back.
 
-import { count, counted, duration, listed, percent } from "./words.js";
+import { computes, count, counted, duration, listed, percent } from "./words.js";
 
 const YEAR_S = 365 * 86_400; // a lag beyond it says that the times of elements are not those of today
 
@@ -62,9 +62,8 @@ function reason(run, info, view) {
     said.push(` All ${counted(pool.workers ?? 0, "worker")} of its pool ${info.pool} are busy.`.replace("All 1 worker of its pool", "The only worker of its pool").replace(" are busy", pool.workers === 1 ? " is busy" : " are busy"));
   }
   if (view.queued) said.push(` ${count(view.queued)} elements wait in front of it.`);
-  if (model?.worker_seconds && model?.device_busy_seconds) {
-    said.push(` Its device computes ${percent(Math.min(1, model.device_busy_seconds / model.worker_seconds))} of the time.`);
-  }
+  if (computes(model)) said.push(computes(model));
+  if (model?.retries) said.push(` ${count(model.retries)} of ${count(model.requests)} requests to its server were sent again.`);
   return said;
 }
 

@@ -126,7 +126,8 @@ function modelDifferences(one, two) {
     ["99th percentile of a batch's time", (row) => (row.view.batch_p99_ms === undefined ? null : row.view.batch_p99_ms / 1000), duration, "less"],
     ["examples in a batch", (row) => row.meanBatch, (value) => value.toFixed(1), null],
     ["padding", (row) => row.padding, percent, "less"],
-    ["device computes", (row) => row.device, percent, "more"],
+    ["computes", (row) => row.computes, percent, "more"],
+    ["requests sent again", (row) => (row.view.requests ? row.view.retries ?? 0 : null), count, "less"],
     ["time for loads", (row) => row.view.load_seconds || null, duration, "less"],
   ];
   return [...new Set([...first.keys(), ...second.keys()])].flatMap((step) =>

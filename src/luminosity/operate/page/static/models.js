@@ -25,7 +25,7 @@ export function modelRows(run) {
       size: view.model_bytes || Math.max(0, ...own.map((event) => event.model_bytes ?? 0)) || null,
       padding: view.padded_cost ? Math.max(0, 1 - (view.useful_cost ?? 0) / view.padded_cost) : null,
       full: view.budget_cost ? Math.min(1, (view.padded_cost ?? 0) / view.budget_cost) : null,
-      device: view.worker_seconds && view.device_busy_seconds ? Math.min(1, view.device_busy_seconds / view.worker_seconds) : null,
+      computes: view.worker_seconds && view.device_busy_seconds ? Math.min(1, view.device_busy_seconds / view.worker_seconds) : null,
       meanBatch: view.batches ? view.inferences / view.batches : null,
     };
   });
@@ -40,6 +40,17 @@ function batchParts(view) {
 function lineOf(view) {
   if (!view.fixed_seconds && !view.seconds_per_cost) return null;
   return `${duration(view.fixed_seconds ?? 0)} + ${duration((view.seconds_per_cost ?? 0) * 1000)} for 1,000 of cost`;
+}
+
+/** Say what the model's server refused, and which texts are cut. */
+function troubleOf(view) {
+  const said = [];
+  if (view.retries) {
+    const wait = duration((view.retry_wait_seconds ?? 0) / view.retries);
+    said.push(`${count(view.retries)} of ${count(view.requests)} requests were sent again, after ${wait} on average; the server asked ${count(view.throttled ?? 0)} times to send less.`);
+  }
+  if (view.cut_texts) said.push(`${count(view.cut_texts)} of ${count(view.inferences)} texts are cut at max_new_tokens.`);
+  return said.join(" ");
 }
 
 const latency = (ms) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
@@ -59,10 +70,11 @@ export function modelsSection() {
       { key: "batch", title: "Batch", hint: "Examples in a batch, on average", value: (row) => row.meanBatch, text: (row) => (row.meanBatch ? row.meanBatch.toFixed(row.meanBatch < 10 ? 1 : 0) : "–"), why_: "no batch yet" },
       { key: "full", title: "Full", hint: "Padded cost of batches, as a share of the most allowed", value: (row) => row.full, text: (row) => percent(row.full), why_: OLD },
       { key: "padding", title: "Padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: OLD },
-      { key: "device", title: "Device", hint: "Share of the workers' time in which the device computes", value: (row) => row.device, text: (row) => percent(row.device), why_: OLD },
+      { key: "computes", title: "Computes", hint: "Share of the workers' time in which the model computes, or has requests in flight if it is on a server", value: (row) => row.computes, text: (row) => percent(row.computes), why_: OLD },
       { key: "p50", title: "p50", hint: "Half of the batches take at most this long", value: (row) => row.view.batch_p50_ms, text: (row) => latency(row.view.batch_p50_ms), why_: OLD },
       { key: "p99", title: "p99", hint: "99 of 100 batches take at most this long", value: (row) => row.view.batch_p99_ms, text: (row) => latency(row.view.batch_p99_ms), why_: OLD },
       { key: "memory", title: "Too large", hint: "How often a batch did not fit into memory", value: (row) => row.view.out_of_memory ?? 0, text: (row) => count(row.view.out_of_memory ?? 0) },
+      { key: "retries", title: "Retries", hint: "Requests that were sent again to the model's server", value: (row) => (row.view.requests ? row.view.retries ?? 0 : null), text: (row) => (row.view.requests ? count(row.view.retries ?? 0) : "–"), why_: "the model is not on a server" },
     ],
   });
   const element = section("models", "Models", table.element);
@@ -107,7 +119,7 @@ class BatchDetail {
     replaceAll(this.words, ...parts.map(([name, seconds], index) => h("li", { class: "key" }, s("svg", { width: 11, height: 11, "aria-hidden": "true" }, s("rect", { class: `part part${index % 6}`, width: 11, height: 11, rx: 2 })), `${name} ${duration(seconds)} (${percent(seconds / total)})`)));
     const line = lineOf(row.view);
     const waits = row.view.inferences && row.view.queue_wait_seconds ? `An example waits ${duration(row.view.queue_wait_seconds / row.view.inferences)} for its batch. ` : "";
-    setText(this.line, `${waits}${line ? `A batch takes ${line}.` : ""}`);
+    setText(this.line, `${waits}${line ? `A batch takes ${line}. ` : ""}${troubleOf(row.view)}`);
     this.bar.toggleAttribute("hidden", !parts.length);
   }
 }

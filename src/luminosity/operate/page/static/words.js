@@ -103,3 +103,11 @@ export function shortened(label, most) {
   const tail = Math.floor((most - 1) / 3);
   return `${label.slice(0, most - tail - 1)}…${label.slice(label.length - tail)}`;
 }
+
+/** Say how much of the time a model computes: on a device, on a server, or in its worker; empty if that is not known. */
+export function computes(view) {
+  if (!view?.worker_seconds || !view.device_busy_seconds) return "";
+  const share = percent(Math.min(1, view.device_busy_seconds / view.worker_seconds));
+  if (view.runs_on === "server") return ` Its requests are in flight ${share} of the time.`;
+  return ` Its ${view.runs_on === "device" ? "device" : "model"} computes ${share} of the time.`;
+}
