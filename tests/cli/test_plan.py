@@ -103,7 +103,7 @@ def test_drawings_go_to_files_or_to_standard_output(folder: Path) -> None:
 def test_a_script_has_its_own_options(folder: Path) -> None:
     ending = "print(sys.argv[1:])"
     done = lum_plan(script(folder, ending=ending), "--mine", "1", "--all", "--", "--all", "--svg=no file")
-    given = "['--runner=luminosity.LuminosityRunner', '--mine', '1', '--all', '--svg=no file']"
+    given = "['--mine', '1', '--all', '--svg=no file']"
     assert given in done.stderr
     assert "Write/Write/WriteImpl" in done.stdout
 

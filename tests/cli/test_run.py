@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -56,6 +57,50 @@ def test_run_runs_a_script_on_our_runner(script: Path) -> None:
 def test_a_runner_that_is_named_is_used(script: Path) -> None:
     done = lum("run", str(script), "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner")
     assert "runner: FnApiRunner" in done.stdout
+
+
+_ARGUMENTS = """\
+import argparse, json, sys
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+parser = argparse.ArgumentParser()
+parser.add_argument("table")
+parser.add_argument("--mine", type=int)
+parser.add_argument("rest", nargs=argparse.REMAINDER)
+rest = parser.parse_args().rest
+runners = argparse.ArgumentParser()
+runners.add_argument("--runner", default="DirectRunner")
+chosen = argparse.ArgumentParser()
+chosen.add_argument("--runner", choices=["here", "there"], default="here")
+known, others = argparse.ArgumentParser().parse_known_args()
+print(json.dumps({
+    "words": sys.argv[1:],
+    "rest": rest,
+    "others": others,
+    "own": runners.parse_known_args()[0].runner,
+    "chosen": chosen.parse_known_args()[0].runner,
+    "beam": PipelineOptions(others).view_as(StandardOptions).runner,
+}))
+"""
+
+
+@pytest.mark.parametrize("words", [["a", "b"], ["--mine=1", "a"], ["a", "--", "-x"], ["a", "--cpu_workers=2", "b"]])
+@pytest.mark.parametrize("command", [["run"], ["plan"], ["export", "dataflow"]], ids=" ".join)
+def test_a_script_has_the_words_that_were_typed_and_no_others(
+    command: list[str], words: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "words.py"
+    path.write_text(_ARGUMENTS)
+    # Other commands have options of their own: they take the first -- away.
+    typed = ["--", *words] if command != ["run"] else words
+    done = lum(*command, str(path), *typed)
+    found = json.loads((done.stdout if command == ["run"] else done.stderr).splitlines()[0])
+    runner = "DataflowRunner" if "dataflow" in command else "luminosity.LuminosityRunner"
+    assert found["words"] == words
+    rest = [word for word in found["rest"] if word != "--"]  # argparse keeps it or not, by its version
+    assert rest == [word for word in words[words.index("a") + 1 :] if word != "--"]
+    assert "--runner" not in " ".join(found["others"])
+    assert (found["own"], found["beam"], found["chosen"]) == (runner, runner, "here")
 
 
 def test_a_failing_step_is_told_without_the_runners_own_traceback(script: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import sys
+from collections.abc import Generator
 from typing import Any
 
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
@@ -22,9 +24,9 @@ _DESCRIPTION = """\
 Run a script that builds and runs a Beam pipeline. The pipeline runs on
 LuminosityRunner, unless the script or --runner names another runner.
 
-All options after the script's name are in its sys.argv, where Beam's
-PipelineOptions reads them. The runner's own options also take effect if the
-script passes no options to its pipeline.
+All words after the script's name are its sys.argv, as with Python, and Beam's
+PipelineOptions reads the options among them. The runner's own options also take
+effect if the script passes no options to its pipeline.
 
 PIPELINE may also be a file in Beam's YAML, with a name that ends in .yaml or
 .yml: its transforms are Beam's and Luminosity's. For its Jinja variables, there
@@ -113,16 +115,42 @@ def _run(script: str, options: list[str]) -> int:
     return 0
 
 
-def run_script(script: str, options: list[str]) -> None:
-    """Run ``script`` as Python would, with ``options`` as its command line; build and run a pipeline in YAML."""
-    sys.argv = [script, *_apply(options)]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    if is_yaml(script):
-        from luminosity.beam_yaml.pipeline_file import PipelineFile
+def run_script(script: str, options: list[str], runner: str = _RUNNER) -> None:
+    """Run ``script`` as Python would, with ``options`` as its command line; build and run a pipeline in YAML.
 
-        PipelineFile(script, options).run()
-    else:
-        runpy.run_path(script, run_name="__main__")
+    Pipelines run on ``runner``, unless ``options`` or the script name another one.
+    """
+    runner = _apply(options, runner)
+    sys.argv = [script, *options]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    with _runner_by_default(runner):
+        if is_yaml(script):
+            from luminosity.beam_yaml.pipeline_file import PipelineFile
+
+            PipelineFile(script, options).run()
+        else:
+            runpy.run_path(script, run_name="__main__")
+
+
+@contextlib.contextmanager
+def _runner_by_default(runner: str) -> Generator[None]:
+    """Within the context, ``runner`` is the default of ``--runner`` in each parser that has it: Beam's, a script's.
+
+    The option is not added to ``sys.argv``: a script may count its arguments, or take all of them for its own.
+    """
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parse_with_default(self: Any, args: Any = None, namespace: Any = None) -> Any:
+        option = self._option_string_actions.get("--runner")
+        if option is not None and option.nargs is None and (option.choices is None or runner in option.choices):
+            option.default, option.required = runner, False
+        return parse(self, args, namespace)
+
+    argparse.ArgumentParser.parse_known_args = parse_with_default
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_known_args = parse
 
 
 def is_yaml(script: str) -> bool:
@@ -148,21 +176,20 @@ def problem(script: str) -> str:
     return "" if os.path.exists(script) else f"{script}: no such file"
 
 
-def _apply(options: list[str]) -> list[str]:
-    """Make the runner's options among ``options`` the defaults of all pipelines; return the script's options."""
+def _apply(options: list[str], runner: str) -> str:
+    """Make the runner's options among ``options`` the defaults of all pipelines; return the default runner's name."""
     from apache_beam.options.pipeline_options import StandardOptions
 
     from luminosity.runner_options import LuminosityOptions
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--runner", default=_RUNNER)
+    parser.add_argument("--runner", default=runner)
     for flag in RUNNER_FLAGS:
         if flag.metavar:
             parser.add_argument(f"--{flag.name}", action="append" if flag.is_list else "store")
         else:
             parser.add_argument(f"--{flag.name}", action="store_true", default=None)
     known = vars(parser.parse_known_args(options)[0])
-    StandardOptions.DEFAULT_RUNNER = runner = known.pop("runner")
+    StandardOptions.DEFAULT_RUNNER = named = known.pop("runner")
     LuminosityOptions.defaults.update({name: value for name, value in known.items() if value is not None})
-    is_named = any(option.split("=", 1)[0] == "--runner" for option in options)
-    return options if is_named else [f"--runner={runner}", *options]
+    return named

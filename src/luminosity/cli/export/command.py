@@ -98,18 +98,11 @@ def export(words: list[str]) -> int:
     ending = None
     with captured_pipelines() as captured, contextlib.redirect_stdout(sys.stderr):
         try:
-            run_script(script, _with_runner(options))
+            run_script(script, options, _RUNNER)
         except BaseException as error:
             ending = error
     code = _check_ending(ending, script, captured)
     return code if code is not None else _report(captured, script, options, folder)
-
-
-def _with_runner(options: list[str]) -> list[str]:
-    """Return the options with Dataflow's runner, unless they name one: scripts may look at it."""
-    return (
-        options if any(each.split("=", 1)[0] == "--runner" for each in options) else [f"--runner={_RUNNER}", *options]
-    )
 
 
 def _check_ending(ending: BaseException | None, script: str, captured: list[CapturedPipeline]) -> int | None:
