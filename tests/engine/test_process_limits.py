@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import re
 import resource
+import signal
 from typing import Any
 
 import pytest
 
 from luminosity import LuminosityRunner, _process_limits
-from luminosity._process_limits import check_address_space, describe_limits, limits_named
+from luminosity._process_limits import check_address_space, describe_limits, explain_exit, limits_named, oom_kills
 from luminosity.cli import show
 from luminosity.cli.main import main
 from luminosity.engine.workers.failure import Failure
@@ -92,3 +94,42 @@ def test_a_step_without_memory_names_the_limit() -> None:
     failure = Failure.of(MemoryError())
     assert failure.fix is not None
     assert _LIMIT in failure.fix.python
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "fix"),
+    [
+        (0, r"as os\._exit\(0\) does", "raise an exception instead"),
+        (137, r"as os\._exit\(137\) does", "raise an exception instead"),
+        (-signal.SIGSEGV, "native library .* crashed .SIGSEGV", "lum replay"),
+        (-signal.SIGABRT, "native library .* crashed .SIGABRT", "lum replay"),
+        (-signal.SIGTERM, "Another program, or code of the step, sent SIGTERM", "look for what sends it"),
+        (-signal.SIGXCPU, "limit of CPU time", "raise the limit"),
+        (-63, "Another program, or code of the step, sent the signal", "look for what sends it"),
+    ],
+)
+def test_the_end_of_a_worker_is_explained_by_its_code(code: int, cause: str, fix: str) -> None:
+    found, remedy = explain_exit(code, 0)
+    assert re.search(cause, found)
+    assert "emory" not in found
+    assert fix in remedy.python
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "cause"),
+    [
+        (4, 5, r"Memory ran out: the kernel has killed a process .* There are [\d.]+ GB in all"),
+        (4, 4, r"Another program, or code of the step, probably sent SIGKILL.* There are [\d.]+ GB in all"),
+        (None, None, r"probably ran out of memory, and the kernel killed it: there are [\d.]+ GB"),
+    ],
+)
+def test_a_worker_that_is_killed_is_explained_by_the_kernels_counters(
+    before: int | None, now: int | None, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_process_limits, "oom_kills", lambda: now)
+    assert re.search(cause, explain_exit(-signal.SIGKILL, before)[0])
+    assert "on its node" in explain_exit(-signal.SIGKILL, before, is_here=False)[0]
+
+
+def test_the_kernels_counters_can_be_read_or_are_unknown() -> None:
+    assert (oom_kills() or 0) >= 0

@@ -106,6 +106,8 @@ def test_an_element_that_ends_its_worker_is_named(tmp_path: Path) -> None:
     assert "Deadly" in str(caught.value)
     assert "the one" in str(caught.value)
     assert len(notes(deaths)) == _TRIES
+    assert "Code of the step ended the process, as os._exit(3) does" in str(caught.value)
+    assert "memory" not in str(caught.value)
 
 
 def test_an_element_that_ends_its_worker_is_told_from_its_neighbours() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from luminosity._notebook import name_cells
+from luminosity._process_limits import explain_exit, oom_kills
 from luminosity._text import LOST_WITH_NODE, describe_exit
 from luminosity.engine.loop.bundle import Bundle, Search
 from luminosity.engine.plan.codecs import Codecs
@@ -38,6 +39,7 @@ class Failures:
         self._codecs = codecs
         self._attempts = attempts
         self._save = save
+        self._oom_kills = oom_kills()
 
     def after_exception(self, bundle: Bundle, failure: Failure, cause: BaseException | None) -> list[Bundle]:
         """Return the bundles to run in place of ``bundle``, in which user code raised.
@@ -111,16 +113,18 @@ class Failures:
         if bundle.exits < MAX_ATTEMPTS:
             return [bundle]
         stage, element = bundle.stage.plan, _only_element(bundle, self._codecs)
+        cause, fix = explain_exit(exit_code, self._oom_kills, is_here=bundle.stage.pool.plan.lease is None)
         lines = [
             f"the worker {describe_exit(exit_code)} in each of {MAX_ATTEMPTS} attempts to process one element",
             f"  of step {stage.label!r} ({', '.join(stage.steps)})",
             *([f"  element: {element}"] if element else []),
-            "Likely causes: it runs out of memory (the kernel kills it), or a native library crashes on it.",
+            cause,
         ]
         if self._save is not None:
             failure = Failure(f"the worker {describe_exit(exit_code)}", "", stage.label, element=element)
             lines.append(self._save(bundle, failure, exit_code))
-        raise ElementKillsWorker("\n".join(lines))
+            fix = None  # the line says what to do
+        raise ElementKillsWorker("\n".join(lines), fix=fix)
 
 
 def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:
