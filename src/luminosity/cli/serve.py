@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import Any
 
+from luminosity import _descendants
 from luminosity._text import parse_size
 from luminosity.cli.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
@@ -99,6 +100,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
     inputs = declared_inputs(parsed.input)
     with listen(parsed.host, parsed.port) as listener:
+        _descendants.join(_descendants.Keeper.shared().family)  # what the handler starts ends with this process
         model = ServedModel(handler_of(parsed.handler), name, inputs)
         try:
             model.load()

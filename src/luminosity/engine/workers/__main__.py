@@ -1,6 +1,6 @@
 """The entry point of a worker that is spawned rather than forked.
 
-The command line gives two file descriptors: one to read the request from, and the lifeline.
+The command line gives two file descriptors, one to read the request from, and the lifeline; and the worker's family.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+from luminosity import _descendants
 from luminosity.engine.workers import harness
 from luminosity.engine.workers.on_node import worker
 from luminosity.engine.workers.request import WorkerRequest
@@ -15,11 +16,14 @@ from luminosity.engine.workers.request import WorkerRequest
 
 def main() -> None:
     """Run a worker until the runner has no more work."""
-    request, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    request, lifeline, family = map(int, sys.argv[1:4])
+    _descendants.join(family)
     with os.fdopen(request) as file:
         parsed = WorkerRequest.from_json(file.read())
     harness.end_with(lifeline)
-    sys.exit(worker.run(parsed))
+    code = worker.run(parsed)
+    _descendants.end_started()  # otherwise multiprocessing would wait for its processes
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
 responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request}`` and ``{"kill": pid}``. Responses:
 ``{"ready": true}``, ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and
-``{"ended": pid, "code": code}``. When its input closes, it kills its workers, removes the folders of their runs, and
-ends.
+``{"ended": pid, "code": code, "left": pids}``. A worker has ended when the processes that it had started have ended,
+too; ``left`` are those that can't be ended. When its input closes, the fork server ends all of them, removes the
+folders of their runs, and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -23,6 +25,7 @@ import sys
 import warnings
 from typing import Any
 
+from luminosity import _descendants
 from luminosity.lean_beam import collect_seldom, import_lean
 
 __all__ = ["main"]
@@ -30,6 +33,7 @@ __all__ = ["main"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_POLL_S = 0.01  # while processes of a worker that has ended are about to end
 _PRELOADED = (
     "apache_beam",
     "apache_beam.runners.worker.bundle_processor",
@@ -48,15 +52,16 @@ _PRELOADED_IF_TIME_IS_LEFT = (
 
 
 def main() -> None:
-    """Serve the runner whose socket and lifeline are given as file descriptors on the command line."""
+    """Serve the runner whose socket and lifeline are given as file descriptors on the command line, with the family."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    lifeline = int(sys.argv[2])
+    lifeline, family = int(sys.argv[2]), int(sys.argv[3])
+    runner = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A service manager sends SIGTERM to the whole process group; the runner decides. Not SIG_IGN: workers would inherit
     # it, and so would every process that user code starts in them.
     signal.signal(signal.SIGTERM, lambda *_: None)
     _preload()
-    _Server(control, lifeline).serve()
+    _Server(control, lifeline, family, runner).serve()
 
 
 def _preload() -> None:
@@ -99,10 +104,15 @@ def _fork() -> int:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, lifeline: int) -> None:
+    def __init__(self, control: socket.socket, lifeline: int, family: int, runner: int) -> None:
         self._control = control
         self._lifeline = lifeline
+        self._family = family
+        self._runner = runner
         self._workers: set[int] = set()
+        self._ended: dict[int, int] = {}  # exit codes of workers that are not reported yet
+        self._ending = _descendants.Ending()  # of what they have left
+        self._is_ending = False
         self._folders: set[str] = set()
         self._wakeup, write_end = socket.socketpair()
         for end in (self._wakeup, write_end):
@@ -115,11 +125,16 @@ class _Server:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
+        # A process that the runner has forked holds the control socket, too, and may outlive the runner.
+        with contextlib.suppress(OSError, AttributeError):  # the system has no such descriptors
+            selector.register(os.pidfd_open(self._runner), selectors.EVENT_READ, "runner")
         self._respond({"ready": True})
         _preload_more(self._control)
         received = b""
         while True:
-            for key, _ in selector.select():
+            for key, _ in selector.select(_POLL_S if self._is_ending else None):
+                if key.data == "runner":
+                    self._end()
                 if key.fileobj is self._wakeup:
                     self._wakeup.recv(4096)
                     self._reap()
@@ -133,6 +148,8 @@ class _Server:
                 *lines, received = (received + chunk).split(b"\n")
                 for line in lines:
                     self._handle(json.loads(line))
+            if self._ended or self._is_ending:
+                self._end_left_over()
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "import" in message:
@@ -163,6 +180,7 @@ class _Server:
             self._control.close()
             self._wakeup.close()
             self._write_end.close()
+            _descendants.join(self._family)
             gc.enable()
             collect_seldom()
             from luminosity.engine.workers import harness
@@ -189,11 +207,25 @@ class _Server:
             if pid == 0:
                 return
             self._workers.discard(pid)
-            self._respond({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+            _descendants.end_group(pid)
+            self._ended[pid] = os.waitstatus_to_exitcode(status)
+
+    def _end_left_over(self) -> None:
+        """End what workers have left, and report the workers of which nothing is left."""
+        found = _descendants.left_over(self._family)
+        ending = self._ending.step(found)
+        for worker, code in list(self._ended.items()):
+            left = [pid for pid, owner in found.items() if owner == worker]
+            if ending.isdisjoint(left):
+                del self._ended[worker]
+                self._respond({"ended": worker, "code": code, "left": left})
+        self._is_ending = bool(ending)
 
     def _end(self) -> None:
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
+            _descendants.end_group(pid)
+        _descendants.end_owned_by(self._family, self._workers)
         for folder in self._folders:  # they still exist if the runner was killed
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

@@ -27,6 +27,7 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
+from luminosity import _descendants
 from luminosity._text import parse_size
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.fnapi.security import WorkerAccess
@@ -97,6 +98,7 @@ def end_with(lifeline: int) -> None:
     def watch() -> None:
         while os.read(lifeline, 4096):
             pass
+        _descendants.end_group(os.getpid())
         os._exit(1)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol
 
+from luminosity import _descendants
 from luminosity._process_limits import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import WorkerRequest
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 
+_LOGGER = logging.getLogger(__name__)
+
 _START_TIMEOUT_S = 60.0  # importing Beam may take this long on a busy machine
 _END_TIMEOUT_S = 5.0  # then the fork server is killed
 
@@ -41,6 +45,8 @@ _WITHOUT_WORKERS_HERE = ("--debug",)  # flags of runs that start no process on t
 # Where processes start: Python looks for modules there first, so it must not be the user's folder, whose files may have
 # the names of libraries. A worker goes to its working directory before it runs user code.
 _ROOT = "/"
+# A worker always has threads inside gRPC. If a step forks a process then, gRPC prints that it can't prepare for it.
+_QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -204,13 +210,19 @@ class ForkServer:
         control, theirs = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self._owner = os.getpid()
+        self._family = _descendants.Keeper.shared().family
         self._process = subprocess.Popen(
-            [python, "-m", "luminosity.engine.workers.forkserver", str(theirs.fileno()), str(read_end)],
+            [
+                python,
+                "-m",
+                "luminosity.engine.workers.forkserver",
+                *map(str, (theirs.fileno(), read_end, self._family)),
+            ],
             pass_fds=[theirs.fileno(), read_end],
             stdin=subprocess.DEVNULL,
             cwd=_ROOT,
             # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
-            env={**variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _joined(import_path)},
+            env={**_QUIET_FORKS, **variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _joined(import_path)},
         )
         theirs.close()
         os.close(read_end)
@@ -284,6 +296,8 @@ class ForkServer:
             reason = str(error)
         else:
             reason = "its connection closed"
+        if not self._is_closed:  # it was killed, and its workers still run
+            _warn_of(_descendants.end_owned_by(self._family, list(self._on_exit)))
         with self._lock:
             self._is_closed = True
             for started, _ in self._starting.values():
@@ -312,7 +326,13 @@ class ForkServer:
             if waiting is not None:
                 waiting[0].set_exception(_no_fork(message["failed"]))
         elif "ended" in message and (on_exit := self._on_exit.pop(message["ended"], None)) is not None:
+            _warn_of(message["left"])
             on_exit(message["code"])
+
+
+def _warn_of(left: Sequence[int]) -> None:
+    if left:
+        _LOGGER.warning("these processes, which a worker had started, can't be ended: %s", ", ".join(map(str, left)))
 
 
 def _no_fork(reason: str) -> WorkerStartFailed:
@@ -327,12 +347,14 @@ class SpawnLauncher:
         """Spawn a worker. Returns before it has imported Beam."""
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
+        family = _descendants.Keeper.shared().family
+        arguments = map(str, (request_end, lifeline_end, family))
         process = subprocess.Popen(
-            [request.python or sys.executable, "-m", "luminosity.engine.workers", str(request_end), str(lifeline_end)],
+            [request.python or sys.executable, "-m", "luminosity.engine.workers", *arguments],
             pass_fds=[request_end, lifeline_end],
             stdin=subprocess.DEVNULL,
             cwd=_ROOT,
-            env={**request.environment, "PYTHONPATH": _joined(request.import_path)},
+            env={**_QUIET_FORKS, **request.environment, "PYTHONPATH": _joined(request.import_path)},
         )
         os.close(request_end)
         os.close(lifeline_end)
@@ -340,6 +362,8 @@ class SpawnLauncher:
         def wait() -> None:
             code = process.wait()
             os.close(lifeline)
+            _descendants.end_group(process.pid)
+            _warn_of(_descendants.end_owned_by(family, [process.pid]))
             on_exit(code)
 
         threading.Thread(target=wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()

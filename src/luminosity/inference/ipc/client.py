@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from luminosity import _descendants
 from luminosity._text import describe_exit
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
@@ -60,6 +61,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a host that has just been started. It may have a shell above it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a host, and end what it has started, in case that it was killed."""
+    process.wait()
+    _descendants.end_left_over()
 
 
 class _Search:
@@ -164,7 +171,7 @@ class _Search:
         finally:
             os.close(output)
         # The host may end long before this process; without a waiting thread it would stay as a zombie.
-        threading.Thread(target=process.wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()
+        threading.Thread(target=_wait, args=(process,), name=f"luminosity-wait-{process.pid}", daemon=True).start()
         return process
 
     def _count_refusal(self, error: Exception) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
+from luminosity import _descendants
 from luminosity._text import describe_exit, shorten
 from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import Handler
@@ -47,6 +48,7 @@ class TrialRunner:
     def __init__(self, handler: Handler[Any, Any, Any], examples: list[Any]) -> None:
         self._pickled = pickler.dumps((handler, examples))
         self._context = multiprocessing.get_context("forkserver")
+        self._family = _descendants.Keeper.shared().family
         self._context.set_forkserver_preload([__name__, *heavy_modules(handler)])
 
     def survey(self, timeout: float) -> Survey:
@@ -70,7 +72,8 @@ class TrialRunner:
         """Run ``work`` in ``count`` processes that start the second half of their work at the same time."""
         with ExitStack() as stack:
             workers = [
-                stack.enter_context(_Worker(self._context, work, self._pickled, arguments)) for _ in range(count)
+                stack.enter_context(_Worker(self._context, self._family, work, self._pickled, arguments))
+                for _ in range(count)
             ]
             for worker in workers:
                 worker.receive(deadline)
@@ -80,10 +83,15 @@ class TrialRunner:
 
 
 class _Worker:
-    def __init__(self, context: Any, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, context: Any, family: int, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]
+    ) -> None:
         self._connection, theirs = context.Pipe()
+        self._family = family
         # A daemon ends with this process.
-        self._process = context.Process(target=_serve, args=(theirs, work, pickled, tuple(arguments)), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(theirs, family, work, pickled, tuple(arguments)), daemon=True
+        )
         self._begun = time.monotonic()
         self._process.start()
         theirs.close()  # otherwise the end of the process would not be noticed here
@@ -95,6 +103,8 @@ class _Worker:
         self._connection.close()
         self._process.kill()
         self._process.join()
+        _descendants.end_group(self._process.pid)
+        _descendants.end_owned_by(self._family, ())
 
     def go(self) -> None:
         """Let the process start the second half of its work."""
@@ -123,11 +133,14 @@ class _Worker:
         return f"its process {describe_exit(code or 0)}"
 
 
-def _serve(connection: Connection, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]) -> None:
+def _serve(
+    connection: Connection, family: int, work: Callable[..., Any], pickled: bytes, arguments: Sequence[Any]
+) -> None:
     """Run ``work`` in a child process and send its result.
 
     The child's output is discarded, because it would disturb the progress bar.
     """
+    _descendants.join(family)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
