@@ -90,7 +90,8 @@ def test_a_killed_driver_leaves_nothing_on_the_nodes_and_each_had_its_own(
     assert len({each["readme"][0] for each in seen}) == 2
     assert requests == ["/model.bin"] * 2
 
-    until(lambda: not any(psutil.pid_exists(each[name]) for each in seen for name in ("pid", "host")))
+    names = ("pid", "host", "started", "daemon")
+    until(lambda: not any(psutil.pid_exists(each[name]) for each in seen for name in names))
     until(lambda: files_of_luminosity() <= files)
     for number in range(2):
         until(lambda number=number: os.listdir(cluster.temporary_folder(number)) == [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 from typing import Any
 
 from luminosity.inference.ipc.channel import Channel
@@ -19,6 +20,8 @@ def echo(channel: Channel) -> None:
 def _respond(what: str, argument: Any) -> Any:
     if what == "pid":
         return os.getpid()
+    if what == "start":
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
     if what == "raise":
         raise ValueError(argument)
     if what == "warn":

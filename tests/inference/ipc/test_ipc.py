@@ -24,6 +24,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from luminosity import _descendants
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.ipc import client, server
@@ -145,6 +146,45 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
         with pytest.raises(ConnectionClosed):
             channel.recv(timeout=_WAIT_S)
     assert wait_for(lambda: is_gone(first) and is_gone(second), _WAIT_S), "a host or its folder is still there"
+
+
+def _work(family: int, run_id: str, seen: Any) -> None:
+    _descendants.join(family)
+    with connect(run_id, _ECHO) as channel:
+        first = ask(channel, "start")
+        os.kill(ask(channel, "pid"), signal.SIGKILL)
+    wait_for(lambda: is_gone(first), _WAIT_S)
+    with connect_to_host(run_id, _ECHO, idle_seconds=_WAIT_S) as channel:
+        seen.send((first, ask(channel, "start"), ask(channel, "pid")))
+
+
+def _run_a_worker(run_id: str, seen: Any) -> None:
+    family = _descendants.Keeper.shared().family
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(family, run_id, seen))
+    worker.start()
+    worker.join(_WAIT_S)
+    _descendants.end_owned_by(family, [worker.pid or 0])
+    seen.send("the worker has ended")
+    threading.Event().wait(_WAIT_S)
+
+
+def test_a_host_outlives_its_worker_but_not_the_runner_and_what_it_starts_does_not_outlive_it(run_id: str) -> None:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    runner = context.Process(target=_run_a_worker, args=(run_id, theirs))
+    runner.start()
+    try:
+        assert ours.poll(_WAIT_S)
+        of_killed, started, host = ours.recv()
+        assert is_gone(of_killed)
+        assert ours.poll(_WAIT_S)
+        assert ours.recv() == "the worker has ended"
+        assert not is_gone(started)
+        assert not is_gone(host)
+    finally:
+        runner.kill()
+        runner.join(_WAIT_S)
+    assert wait_for(lambda: is_gone(started) and is_gone(host), _WAIT_S)
 
 
 def test_hosts_that_are_killed_before_they_are_ready_are_started_again(
