@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from luminosity.cli.project import command
 from luminosity.cli.project.command import run_project
+from luminosity.manifest.places import Place
 
 _COPY = """\
 import sys
@@ -135,3 +138,62 @@ def test_unknown_steps_and_options_are_refused(project: Path, capsys: pytest.Cap
     assert "did you mean 'second'?" in capsys.readouterr().err
     assert ran(project, "--cpu_workers=1", code=2) == []
     assert "a project file takes --force, --from STEP and --dry-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("declared", "was_read", "is_named"),
+    [
+        ("../test.csv", "{top}/test.csv", True),
+        ("./in.csv", "{top}/project/in.csv", True),
+        ("{top}/project/in.csv", "{top}/project/in.csv", True),
+        ("file://{top}/test.csv", "{top}/test.csv", True),
+        ("~/test.csv", "{top}/test.csv", True),
+        ("link.csv", "{top}/test.csv", True),
+        ("../test.csv", "{top}/project/link.csv", True),
+        ("linked", "{top}/data/a.csv", True),
+        ("../data/*.csv", "{top}/data/a.csv", True),
+        ("../data/*.csv", "{top}/project/../data/*.csv", True),
+        ("../data", "{top}/data/?.csv", True),
+        ("../data/a.csv", "{top}/data/*.csv", False),
+        ("in.csv", "{top}/test.csv", False),
+        ("../test.csv", "{top}/test.csv2", False),
+    ],
+)
+def test_files_that_the_project_file_does_not_name(
+    declared: str,
+    was_read: str,
+    is_named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "project"
+    for file in (tmp_path / "test.csv", folder / "in.csv", tmp_path / "data/a.csv", tmp_path / "data/b.csv"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("a\n1\n")
+    (folder / "link.csv").symlink_to(tmp_path / "test.csv")
+    (folder / "linked").symlink_to(tmp_path / "data")
+    (folder / "project.toml").write_text(
+        f'[[step]]\nname = "one"\ncommand = "true"\ninputs = ["{declared.format(top=tmp_path)}"]\n'
+    )
+    path = was_read.format(top=tmp_path)
+    run = SimpleNamespace(inputs=[Place("Read", path)], outputs=[], code={}, models=())
+    monkeypatch.setattr(command, "_runs", lambda mark: [run])
+    assert run_project(str(folder / "project.toml"), []) == 0
+    told = f"has read {path}, which inputs in project.toml:1 does not name" in capsys.readouterr().err
+    assert told is not is_named
+
+
+def test_a_path_is_the_same_in_every_spelling_and_addresses_are_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = f"{project.parent}/build/../build/first.txt"
+    project.write_text(_PROJECT.replace('inputs = ["build/first.txt"]', f'inputs = ["{again}"]'))
+    assert ran(project) == ["build/first.txt", "build/second.txt"]
+    assert ran(project) == []
+    project.write_text(_PROJECT.replace('inputs = ["raw.txt"]', 'inputs = ["gs://bucket/raw.txt"]'))
+    assert ran(project, code=2) == []
+    assert (
+        "project.toml:4: inputs: found gs://bucket/raw.txt, expected a path of this machine" in capsys.readouterr().err
+    )

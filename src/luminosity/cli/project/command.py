@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from luminosity.engine.monitor import records
 from luminosity.engine.monitor.views import words
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.manifest import manifest as manifests
-from luminosity.manifest.digests import files_of
+from luminosity.manifest.digests import files_of, is_local
 from luminosity.manifest.manifest import Manifest
 
 __all__ = ["run_project"]
@@ -40,7 +41,9 @@ def run_project(path: str, options: list[str]) -> int:
         if number < first:
             print(f"{head}: left out by --from", flush=True)
             continue
-        follows = next((each for each in step.inputs if any(_touch(each, output) for output in made)), "")
+        follows = next(
+            (each for each in step.inputs if any(_touch(project.whole(each), output) for output in made)), ""
+        )
         reason = "--force" if parsed.force else why_to_run(project, step, own)
         if parsed.dry_run and not reason and follows:
             reason = f"its input {follows} will be made anew"
@@ -48,7 +51,7 @@ def run_project(path: str, options: list[str]) -> int:
             print(f"{head}: up to date", flush=True)
             continue
         print(f"{head}: {'would run' if parsed.dry_run else 'runs'}, {reason}", flush=True)
-        made.update(step.outputs)
+        made.update(map(project.whole, step.outputs))
         if not parsed.dry_run:
             try:
                 code = _run(project, step, own)
@@ -71,7 +74,7 @@ def _run(project: Project, step: Step, own: str) -> int:
             raise OptionError(f"its input {each.path}: {each.note}", fix="run the steps before it first")
     save_state(project, step, None)  # if the step fails, it is not up to date
     for output in step.outputs:
-        os.makedirs((project.folder / output).parent, exist_ok=True)
+        os.makedirs(os.path.dirname(project.whole(output)), exist_ok=True)
     mark = secrets.token_hex(8)
     began = time.monotonic()
     try:
@@ -82,7 +85,7 @@ def _run(project: Project, step: Step, own: str) -> int:
         ) from error
     if code:
         return code
-    missing = [output for output in step.outputs if not files_of(str(project.folder / output))]
+    missing = [output for output in step.outputs if not files_of(project.whole(output))]
     if missing:
         raise OptionError(f"it has not written its output {missing[0]}", fix="correct outputs in the project file")
     runs = _runs(mark)
@@ -101,9 +104,9 @@ def _runs(mark: str) -> list[Manifest]:
 def _tell_undeclared(project: Project, step: Step, runs: list[Manifest]) -> None:
     """Warn of files that a step has read or written and that the project file does not name."""
     for what, declared in (("inputs", step.inputs), ("outputs", step.outputs)):
-        known = [str(project.folder / path) for path in declared]
-        for each in {place.path for run in runs for place in getattr(run, what)}:
-            if "://" not in each and not any(_touch(each, path) for path in known):
+        known = [project.whole(path) for path in declared]
+        for each in sorted({place.path for run in runs for place in getattr(run, what)}):
+            if is_local(each) and not _is_declared(each, known):
                 print(
                     f"lum run: step {step.name!r} has {'read' if what == 'inputs' else 'written'} {each}, which {what} "
                     f"in {project.path.name}:{step.line} does not name",
@@ -111,8 +114,18 @@ def _tell_undeclared(project: Project, step: Step, runs: list[Manifest]) -> None
                 )
 
 
+def _is_declared(path: str, known: Sequence[str]) -> bool:
+    """Return whether a path, or every file that a pattern or a folder means, is named in the project file."""
+    if any(_touch(path, each) for each in known):
+        return True
+    declared = {os.path.realpath(file) for each in known for file in files_of(each)}
+    files = files_of(path)
+    return bool(files) and all(os.path.realpath(file) in declared for file in files)
+
+
 def _touch(first: str, second: str) -> bool:
-    """Return whether one path is the other, or in it."""
+    """Return whether one path is the other, or in it; links count as what they lead to."""
+    first, second = os.path.realpath(first), os.path.realpath(second)
     return first == second or first.startswith(second + os.sep) or second.startswith(first + os.sep)
 
 

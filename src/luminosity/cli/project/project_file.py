@@ -50,6 +50,10 @@ class Project:
         """The folder of the file, in which all commands run."""
         return self.path.parent
 
+    def whole(self, path: str) -> str:
+        """Return an input or output of a step as an absolute path, without ``..``."""
+        return os.path.normpath(self.folder / path)
+
     @classmethod
     def read(cls, path: str) -> Project:
         """Read and check a project file.
@@ -65,7 +69,7 @@ class Project:
             raise PipelineFileError(f"{path}: {error}, expected TOML") from None
         except (OSError, UnicodeDecodeError) as error:
             raise PipelineFileError(f"{path} can't be read: {error}") from None
-        project = cls(file, _Reader(path, text).steps(content))
+        project = cls(file, _Reader(path, text, file.parent).steps(content))
         _check_order(path, project)
         return project
 
@@ -73,8 +77,9 @@ class Project:
 class _Reader:
     """Turns the content of a file into steps; knows the lines for messages."""
 
-    def __init__(self, path: str, text: str) -> None:
+    def __init__(self, path: str, text: str, folder: Path) -> None:
         self._path = path
+        self._folder = folder
         self._lines = text.splitlines()
         self._headers = [number for number, line in enumerate(self._lines, 1) if _HEADER.match(line)]
 
@@ -138,7 +143,21 @@ class _Reader:
         paths = table.get(key, [])
         if not _are_texts(paths):
             raise self._error(f"{key}: found {paths!r}, expected a list of paths", self._line_of(key, line))
-        return tuple(os.path.normpath(path) for path in paths)
+        return tuple(self._place(path, key, line) for path in paths)
+
+    def _place(self, path: str, key: str, line: int) -> str:
+        """Return a path in one spelling, whichever the file has: relative to the project's folder if it is inside."""
+        scheme, separator, rest = path.partition("://")
+        if separator and scheme != "file":
+            raise self._error(
+                f"{key}: found {path}, expected a path of this machine",
+                self._line_of(key, line),
+                f"leave it out of {key}: a step with no other {key} runs each time",
+            )
+        given = os.path.expanduser(rest if separator else path)
+        whole = os.path.normpath(os.path.join(self._folder, given))
+        is_inside = whole == str(self._folder) or whole.startswith(f"{self._folder}{os.sep}")
+        return os.path.relpath(whole, self._folder) if is_inside or not os.path.isabs(given) else whole
 
     def _line_of(self, key: str, start: int) -> int:
         """Return the line of a key in the step whose header is in line ``start``."""
@@ -196,7 +215,7 @@ def _check_input(path: str, project: Project, step: Step, wanted: str, makers: d
             "makes later",
             fix=f"move step {maker.name!r} before step {step.name!r}; if each needs the other, they are a circle",
         )
-    if not files_of(str(project.folder / wanted)):
+    if not files_of(project.whole(wanted)):
         nearest = did_you_mean(wanted, makers)
         raise PipelineFileError(
             f"{path}:{step.line}: step {step.name!r} reads {wanted}, which does not exist, and no step makes it",

@@ -42,7 +42,7 @@ class StepState:
         return cls(
             tuple(mask_words(step.words)),
             inputs,
-            tuple(seal(Place(step.name, str(project.folder / path))) for path in step.outputs),
+            tuple(seal(Place(step.name, project.whole(path))) for path in step.outputs),
             tuple(model for run in runs for model in run.models),
             {**_scripts(project, step), **code},
             {**surroundings.packages(), "luminosity": version},
@@ -51,7 +51,7 @@ class StepState:
 
 def inputs_of(project: Project, step: Step) -> tuple[Sealed, ...]:
     """Return the declared inputs of a step with their digests now."""
-    return tuple(seal(Place(step.name, str(project.folder / path))) for path in step.inputs)
+    return tuple(seal(Place(step.name, project.whole(path))) for path in step.inputs)
 
 
 def why_to_run(project: Project, step: Step, version: str) -> str:
@@ -61,11 +61,11 @@ def why_to_run(project: Project, step: Step, version: str) -> str:
         return "it has not run yet"
     if state.words != tuple(mask_words(step.words)):
         return "its command has changed"
-    if [each.path for each in state.inputs] != [str(project.folder / path) for path in step.inputs]:
+    if [each.path for each in state.inputs] != [project.whole(path) for path in step.inputs]:
         return "its inputs are others"
     if not step.outputs:
         return "it has no outputs by which to tell whether it is up to date"
-    outputs = tuple(seal(Place(step.name, str(project.folder / path))) for path in step.outputs)
+    outputs = tuple(seal(Place(step.name, project.whole(path))) for path in step.outputs)
     for before, now in zip(state.outputs, outputs, strict=False):
         if not now.digest:
             return f"its output {os.path.relpath(now.path, project.folder)} is missing"
