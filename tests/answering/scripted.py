@@ -12,8 +12,9 @@ import numpy as np
 
 from luminosity import Handler
 from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.points import Point
+from luminosity.io.stores.points import Point, point_id
 from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.tables.row_ids import _row_id
 
 SIZE = 64
 
@@ -57,12 +58,17 @@ def vector_of(text: str) -> np.ndarray:
     return vector
 
 
-def make_store(folder: Path, rows: list[dict[str, Any]] | None = None, name: str = "reviews") -> Path:
-    """Write rows to a store with the vector ``words``; a field ``tone`` is another vector."""
+def make_store(
+    folder: Path, rows: list[dict[str, Any]] | None = None, name: str = "reviews", id: str | None = None
+) -> Path:
+    """Write rows to a store with the vector ``words``; a field ``tone`` is another vector.
+
+    Points have numbers as ids, or the field ``id``; an empty ``id`` hashes the rows, as :class:`AddRowIds` does.
+    """
     rows = REVIEWS if rows is None else rows
     points = [
         Point(
-            number,
+            number if id is None else point_id(row[id] if id else _row_id(row))[0],
             {"words": vector_of(row["text"]).tolist(), **({"tone": row["tone"]} if "tone" in row else {})},
             {field: value for field, value in row.items() if field != "tone"},
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from luminosity.cli.main import main
+from luminosity.io.stores.points import point_id
 from tests.answering.scripted import REVIEWS, make_store
 
 MODELS = ["--embed", "tests.answering.scripted:WordCounts", "--model", "tests.answering.scripted:CitesAll"]
@@ -33,6 +34,37 @@ def test_an_answer(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert out.splitlines()[0] == "- The kettle is loud. It wakes the whole house. [1]"
     assert "(id 0, rating: 2, product: kettle)" in out
+
+
+def test_rows_are_cited_by_their_own_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**row, "review": f"r-{number}", "user_id": "u-1"} for number, row in enumerate(REVIEWS)]
+    made = make_store(tmp_path / "made", rows, id="review")
+    hashed = make_store(tmp_path / "hashed", [{**row, "order_id": 70 + n} for n, row in enumerate(rows)], id="")
+    plain = make_store(tmp_path / "plain", rows)
+    asked = ("Is the kettle loud?", *MODELS, "-k", "1")
+    cited = {
+        name: ask(capsys, str(store), *asked, *options)[1].splitlines()[2].rpartition(" (")[2]
+        for name, store, options in (
+            ("made", made, ()),
+            ("hashed", hashed, ()),
+            ("chosen", hashed, ("--id", "review")),
+            ("plain", plain, ()),
+            ("shown once", made, ("--columns", "review,rating")),
+        )
+    }
+    assert cited == {
+        "made": "review r-0)",
+        "hashed": "order_id 70)",
+        "chosen": "review r-0)",
+        "plain": "id 0)",
+        "shown once": "review r-0, rating: 2)",
+    }
+    _, out, _ = ask(capsys, str(made), *asked, "--json")
+    [row] = json.loads(out)["answers"][0]["rows"]
+    assert (row["id"], row["id_column"], row["point_id"]) == ("r-0", "review", point_id("r-0")[0])
+    code, _, err = ask(capsys, str(made), *asked, "--id", "reviw")
+    assert code == 1
+    assert "did you mean 'review'?" in err
 
 
 def test_filters_take_the_type_of_their_column(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,19 +30,26 @@ class Bullet:
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A row that the search found. ``text`` is the excerpt that the model saw, not the whole text."""
+    """A row that the search found. ``text`` is the excerpt that the model saw, not the whole text.
+
+    ``id`` is the row's own id, from the column ``id_column`` of the store if it has one. ``point_id`` is the id of the
+    point in the store, which is a UUID made from the row's own id if that is a text.
+    """
 
     number: int
     id: str
     score: float
     text: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    id_column: str = "id"
+    point_id: str = ""
 
     def __str__(self) -> str:
         # Columns come from the store, as the text does: a value must not look like a part of the answer.
-        about = "".join(f", {name}: {_field(value)}" for name, value in self.fields.items() if value is not None)
+        others = {name: value for name, value in self.fields.items() if name != self.id_column}
+        about = "".join(f", {name}: {_field(value)}" for name, value in others.items() if value is not None)
         shown = textwrap.shorten(self.text, _SHOWN_CHARACTERS, placeholder=" …")
-        return f"[{self.number}] {shown} (id {_field(self.id)}{about})"
+        return f"[{self.number}] {shown} ({_field(self.id_column)} {_field(self.id)}{about})"
 
 
 @dataclass(frozen=True)

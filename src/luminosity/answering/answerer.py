@@ -72,7 +72,7 @@ class Answerer:
         for question, hits in zip(questions, self._retriever.search(questions, vectors), strict=True):
             if isinstance(hits, LuminosityError):
                 raise hits
-            found.append(rows_for(question.text, hits, self._settings.search))
+            found.append(rows_for(question.text, hits, self._settings.search, self._retriever.id_column))
         pairs = list(zip(questions, found, strict=True))
         prompts = [messages_of(question.text, each.rows, style) for question, each in pairs if each.rows]
         texts = iter(self._predict("generator", self._settings.generator, prompts) if prompts else ())

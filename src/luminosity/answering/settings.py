@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     generator: Any
     text_column: str
     columns: Sequence[str]
+    id_column: str | None
     filters: Mapping[str, Any] | None
     k: int
     score_threshold: float | None

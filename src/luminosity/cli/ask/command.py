@@ -51,6 +51,11 @@ def add_to(commands: Any) -> None:
     store.add_argument("--text", metavar="COLUMN", default="text", help="column to quote (default: text)")
     store.add_argument("--columns", metavar="C,...", default="", help="further columns to show of cited rows")
     store.add_argument(
+        "--id",
+        metavar="COLUMN",
+        help="column with which rows are cited (default: the one that the store's ids were made from)",
+    )
+    store.add_argument(
         "--filter",
         action="append",
         default=[],

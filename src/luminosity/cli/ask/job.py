@@ -53,6 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
             generator=_generator(parsed),
             text_column=parsed.text,
             columns=columns,
+            id_column=parsed.id,
             filters=filters,
             k=parsed.k,
             score_threshold=parsed.min_score,

@@ -160,14 +160,14 @@ class EmbeddedCollection(QdrantCollection):
             answers = shard.query_batch(engine.QueryBatchRequest(requests))
         return [[Hit(_plain(found.id), found.score, found.payload or {}) for found in answer] for answer in answers]
 
-    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
-        """Open the folder, and return the payloads of its first points."""
+    def sample(self, limit: int, field: str | None = None) -> list[Hit]:
+        """Open the folder, and return its first points."""
         engine = self._engine
         has_value = None if field is None else engine.Filter(must_not=[engine.IsEmptyCondition(field)])
         request = engine.ScrollRequest(limit=limit, filter=has_value, with_payload=True)
         with self._opened() as shard:
             found, _ = shard.scroll(request)
-        return [dict(point.payload or {}) for point in found]
+        return [Hit(_plain(point.id), 0.0, point.payload or {}) for point in found]
 
     def all_points(self) -> Iterator[Point]:
         """Open the folder, and yield all its points with their vectors, in the order of their ids."""

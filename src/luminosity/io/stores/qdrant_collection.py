@@ -115,8 +115,8 @@ class QdrantCollection(Protocol):
         """Return the nearest points of each vector, the best first."""
         ...
 
-    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
-        """Return the payloads of some points, at most ``limit``; with ``field``, of points that have a value there."""
+    def sample(self, limit: int, field: str | None = None) -> list[Hit]:
+        """Return some points, at most ``limit``, without scores; with ``field``, points that have a value there."""
         ...
 
     def close(self) -> None:

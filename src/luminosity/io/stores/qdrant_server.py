@@ -122,8 +122,8 @@ class ServerCollection(QdrantCollection):
         answers = self._request(lambda: self._client.query_batch_points(self._address.name_to_use, requests))
         return [[Hit(found.id, found.score, found.payload or {}) for found in answer.points] for answer in answers]
 
-    def sample(self, limit: int, field: str | None = None) -> list[dict[str, Any]]:
-        """Return the payloads of the server's first points."""
+    def sample(self, limit: int, field: str | None = None) -> list[Hit]:
+        """Return the server's first points."""
         models = self._models
         empty = None if field is None else models.IsEmptyCondition(is_empty=models.PayloadField(key=field))
         has_value = None if empty is None else models.Filter(must_not=[empty])
@@ -132,7 +132,7 @@ class ServerCollection(QdrantCollection):
                 self._address.name_to_use, scroll_filter=has_value, limit=limit, with_payload=True
             )
         )
-        return [dict(point.payload or {}) for point in found]
+        return [Hit(point.id, 0.0, point.payload or {}) for point in found]
 
     def names(self) -> list[str]:
         """Return the names of all collections of the server."""
