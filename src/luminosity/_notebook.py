@@ -14,12 +14,17 @@ from typing import Any
 
 from luminosity._user_code import is_users_file
 
-__all__ = ["cell_line", "kernel_shell", "name_cells", "notebook_name", "notebook_path", "render_error"]
+__all__ = ["cell_line", "is_in_ipython", "kernel_shell", "name_cells", "notebook_name", "notebook_path", "render_error"]
 
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
 _CELL = re.compile(r"^  Cell In\[(\d+)\], line (\d+)")
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"  # IPython's own tracebacks are coloured in the same way
+
+
+def is_in_ipython() -> bool:
+    """Return whether this process runs cells: a notebook's kernel, or IPython in a terminal."""
+    return _shell() is not None
 
 
 def kernel_shell() -> Any | None:
@@ -79,7 +84,7 @@ def _users_entries(lines: Sequence[str]) -> Iterator[str]:
     A worker does not know the text of cells; it is added here.
     """
     is_users = False
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines, ""][1:], strict=True):
         found = _ENTRY.match(line)
         if found is not None:
             path = found["path"]

@@ -172,7 +172,7 @@ class InvalidType(LuminosityError, TypeError):
 
 
 class MissingExtra(LuminosityError, ImportError):
-    """An optional library is not installed; the remedy names the command that installs it."""
+    """An optional library is not installed, or too new; the remedy names the command that installs it."""
 
     def __init__(self, message: str = "", *, fix: Fix | str | None = None, name: str | None = None) -> None:
         super().__init__(message, fix=fix)

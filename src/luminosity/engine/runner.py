@@ -27,6 +27,7 @@ from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.workers import main_classes
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.events import Subscriber
+from luminosity.extras import check_notebook
 
 __all__ = ["LuminosityRunner"]
 
@@ -59,6 +60,8 @@ class LuminosityRunner(PipelineRunner):
         ``wait_until_finish`` returns. While it is slow, it misses snapshots. If it raises, it gets no more events. The
         run goes on in both cases.
 
+        Raises :class:`MissingExtra` in a notebook in which Beam can't build pipelines.
+
         >>> import apache_beam as beam
         >>> from luminosity import RunEnded
         >>> def tell(event):
@@ -69,6 +72,7 @@ class LuminosityRunner(PipelineRunner):
         done 3
         """
         super().__init__()
+        check_notebook()
         self.is_drain = is_drain
         self._on_event = on_event
         self._waits = False

@@ -132,9 +132,11 @@ def seeds(words: Sequence[str]) -> dict[str, str]:
 
     >>> seeds(["--seed=7", "--rows=5", "--random-state", "3"])["--random-state"]
     '3'
+    >>> [name for name in seeds([]) if name.startswith("-")]
+    []
     """
     found = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random")}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         name, has_value, value = word.partition("=")
         if name.startswith("-") and ("seed" in name.lower() or "random_state" in name.lower().replace("-", "_")):
             found[name] = value if has_value else following

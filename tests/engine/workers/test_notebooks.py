@@ -121,6 +121,11 @@ class Notebook:
         self.client.execute_cell(cell, len(self._notebook.cells) - 1)
         return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
 
+    def complaints(self) -> str:
+        """Return what the last cell wrote to standard error."""
+        outputs = self._notebook.cells[-1].outputs
+        return "".join(out.text for out in outputs if out.output_type == "stream" and out.name == "stderr")
+
     def outputs(self, source: str) -> list[Any]:
         """Run a cell and return what it displays as HTML; the last is its value. Beam displays a script of its own."""
         self.run(source)
@@ -259,6 +264,78 @@ def test_a_run_has_the_notebooks_name_and_one_display(notebook: Notebook) -> Non
     (plan,) = notebook.outputs("plan_pipeline(shown)")
     assert plan.data["text/html"].startswith('<img alt="plan"')
     assert plan.data["text/plain"].startswith("plan: ")
+
+
+_SCRIPT = """
+import sys
+
+with beam.Pipeline(runner="luminosity.LuminosityRunner", options=PipelineOptions(sys.argv[1:])) as pipeline:
+    _ = pipeline | beam.Create([16]) | beam.Map(root)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        """
+        with beam.Pipeline(runner=LuminosityRunner(), options=options) as pipeline:
+            _ = pipeline | beam.Create([16]) | beam.Map(root)
+        """,
+        """
+        from apache_beam.runners.interactive.interactive_beam import collect
+        from apache_beam.runners.interactive.interactive_runner import InteractiveRunner
+
+        explored = beam.Pipeline(InteractiveRunner(LuminosityRunner()), options=options)
+        roots = explored | beam.Create([16]) | beam.Map(root)
+        collect(roots)
+        """,
+        f"""
+        Path("script.py").write_text({_SCRIPT!r})
+        %run -i script.py --debug --run_dir={{run_dir}}
+        """,
+    ],
+    ids=["with", "interactive", "script"],
+)
+def test_a_run_has_a_manifest_and_complains_about_nothing(notebook: Notebook, source: str, tmp_path: Path) -> None:
+    notebook.run(f"""
+        run_dir = {str(tmp_path)!r}
+        options = PipelineOptions(["--debug", f"--run_dir={{run_dir}}"])
+        beam.Pipeline() | beam.Create([1])  # Beam warns once, if libraries for its tables are missing
+    """)
+    notebook.run(source)
+    assert notebook.complaints() == ""
+    assert wait_for(lambda: list(tmp_path.glob("*.manifest.json")), timeout_s=60), "it is written beside the run"
+
+
+def test_a_pipeline_without_steps_has_a_result_to_show(notebook: Notebook) -> None:
+    (result,) = notebook.outputs("""
+        empty = new_pipeline().run()
+        empty.wait_until_finish()
+        empty
+    """)
+    assert "done in" in result.data["text/html"]
+    assert notebook.complaints() == ""
+
+
+def test_a_pandas_that_beam_cannot_use_is_named_before_the_first_step(tmp_path: Path) -> None:
+    """The test removes the methods that newer versions lack."""
+    notebook = Notebook(tmp_path)
+    with notebook.client.setup_kernel():
+        error = notebook.error_of("""
+            from importlib import metadata
+
+            import pandas
+            from luminosity import LuminosityRunner
+
+            del pandas.core.generic.NDFrame.first
+            metadata.version = lambda name: "3.1.1"
+            LuminosityRunner()
+        """)
+    assert error.ename == "MissingExtra"
+    assert error.evalue == (
+        "found pandas 3.1.1, expected a version below 2.4, which Beam needs in notebooks (type object 'DataFrame' has "
+        "no attribute 'first'); run pip install 'pandas<2.4', and restart the kernel"
+    )
 
 
 def test_an_error_shows_the_users_lines_and_the_summary(notebook: Notebook) -> None:

@@ -143,7 +143,7 @@ def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Tex
         and _has_content(column, stages)
     ]
     room = width - sum(column.width + len(_GAP) for column in columns) - len(_GAP)
-    label_width = max(min(max(map(len, labels.values())), room - _LEAST_STATUS, room // 2), 8)
+    label_width = max(min(max(map(len, labels.values()), default=0), room - _LEAST_STATUS, room // 2), 8)
     status_width = max(room - label_width, 8)
 
     def row(label: str, numbers: Iterable[str], status: str, style: str, status_style: str) -> Text:
