@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,24 @@ def test_every_command_that_reads_csv_has_the_options() -> None:
     assert {name for name, text in helps.items() if "--dead-letters" in text} == {
         *("describe", "drift", "enrich", "evaluate")
     }
+
+
+@pytest.mark.parametrize("command", ["describe", "drift", "evaluate"])
+def test_a_report_follows_its_folder_and_keeps_its_mode(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _write()
+    before = os.umask(0o022)
+    try:
+        for folder, mode, said in ((0o700, 0o600, ""), (0o750, 0o640, "its group"), (0o755, 0o644, "every user")):
+            Path(f"{folder:o}").mkdir(mode=folder)
+            report = Path(f"{folder:o}", "report.html")
+            assert main([*_COMMANDS[command], "--report", str(report)]) == 0
+            told = capsys.readouterr().err
+            assert report.stat().st_mode & 0o777 == mode
+            holds = f"{report} shows {'rows' if command == 'drift' else 'values'} of the data, and {said}"
+            assert holds in told if said else "of the data" not in told
+            assert "of the data" in report.read_text()
+            report.chmod(0o600)
+            assert main([*_COMMANDS[command], "--report", str(report)]) == 0
+            assert report.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from luminosity.errors import OptionError
 
-__all__ = ["ProgressLine", "check_report", "json_text"]
+__all__ = ["ProgressLine", "check_report", "json_text", "tell_who_reads"]
 
 
 class ProgressLine:
@@ -73,6 +75,14 @@ def check_report(report: str | None) -> None:
             raise OptionError(f"--report={report}: expected the name of a file in a folder that exists")
         if not os.access(folder, os.W_OK):
             raise OptionError(f"--report={report}: can't write into the folder {folder}")
+
+
+def tell_who_reads(command: str, report: str, holds: str) -> None:
+    """Print that a report shows ``holds`` of the data, if others than its owner can read it."""
+    mode = os.stat(report).st_mode
+    if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):
+        who = "every user of this machine" if mode & stat.S_IROTH else "its group"
+        print(f"lum {command}: {report} shows {holds} of the data, and {who} can read it", file=sys.stderr)
 
 
 def _strict(value: Any) -> Any:

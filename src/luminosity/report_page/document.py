@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any
@@ -58,11 +59,15 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable
     return element("div", element("table", element("thead", head), element("tbody", *body)), class_="wide")
 
 
-def settings_section(settings: Mapping[str, Any], libraries: Sequence[str]) -> Markup:
-    """Return the section that lists settings, the versions of these libraries, and the time."""
+def settings_section(settings: Mapping[str, Any], libraries: Sequence[str], holds: str = "") -> Markup:
+    """Return the section that lists settings, the versions of these libraries, and the time.
+
+    ``holds`` says what the page shows of the data, so that its readers treat it like the data.
+    """
     shown = {
         **{str(name): _setting(value) for name, value in settings.items() if value is not None},
         "versions": ", ".join(f"{name} {version(name)}" for name in libraries),
+        **({"holds": f"{holds}: share this page only with those who may read the data"} if holds else {}),
         "created": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
     rows = [element("tr", element("th", name), element("td", value)) for name, value in shown.items()]
@@ -73,7 +78,9 @@ def settings_section(settings: Mapping[str, Any], libraries: Sequence[str]) -> M
 def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityError], what: str = "the report") -> None:
     """Write the whole file or nothing: an existing file stays until the new one is complete.
 
-    If it can't be written, ``error`` is raised, which names ``what`` was to be written.
+    A page shows values of the data. So a new file can be read by those who can enter its folder, if the umask allows
+    it, and a file that is replaced keeps its mode. If it can't be written, ``error`` is raised, which names ``what``
+    was to be written.
     """
     target = os.path.realpath(path)
     is_special = os.path.exists(target) and not os.path.isfile(
@@ -82,7 +89,7 @@ def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityEr
     unfinished = target if is_special else f"{target}.{os.getpid()}.unfinished"
     try:
         try:
-            with open(unfinished, "w", encoding="utf-8", errors="replace") as file:
+            with open(unfinished, "w", encoding="utf-8", errors="replace", opener=_opener(target)) as file:
                 file.write(text)
             if not is_special:
                 os.replace(unfinished, target)
@@ -91,6 +98,22 @@ def write_page(path: str | os.PathLike[str], text: str, error: type[LuminosityEr
                 os.remove(unfinished)
     except OSError as cause:
         raise error(f"{path}: can't write {what} there; {cause.strerror}") from cause
+
+
+def _opener(target: str) -> Callable[[str, int], int]:
+    """Return a function that opens a file which takes the place of ``target``, with the mode that it should have."""
+
+    def opened(path: str, flags: int) -> int:
+        if os.path.exists(target):
+            descriptor = os.open(path, flags, 0o600)
+            if path != target:
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
+            return descriptor
+        folder = os.stat(os.path.dirname(target)).st_mode
+        others = (0o060 if folder & stat.S_IXGRP else 0) | (0o006 if folder & stat.S_IXOTH else 0)
+        return os.open(path, flags, 0o600 | others)
+
+    return opened
 
 
 def _setting(value: Any) -> str:

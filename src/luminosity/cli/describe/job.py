@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from luminosity._text import printable, shorten
 from luminosity.cli.exits import print_ignoring_closed_pipe
-from luminosity.cli.output import ProgressLine, check_report, json_text
+from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
@@ -45,6 +45,8 @@ def run(parsed: argparse.Namespace) -> int:
         if parsed.report:
             settings = {"table": parsed.table, "reference": parsed.reference, "columns": columns}
             found.write_report(parsed.report, title=parsed.table, settings=settings)
+    if parsed.report:
+        tell_who_reads("describe", parsed.report, "values")
     seconds = time.monotonic() - began
     if parsed.json:
         about = {"table": parsed.table, "seconds": round(seconds, 3)}

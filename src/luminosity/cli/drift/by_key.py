@@ -22,7 +22,7 @@ from luminosity.cli.drift.job import (
 from luminosity.cli.drift.report import describe_settings, print_verdicts, settings_by_key
 from luminosity.cli.drift.sources import Source, read_keyed_sample
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.cli.output import ProgressLine
+from luminosity.cli.output import ProgressLine, tell_who_reads
 from luminosity.cli.table_options import TableReader
 from luminosity.drift.by_key import KeyedComparison, compare_keys
 from luminosity.drift.history import DriftHistory, PastTest
@@ -78,6 +78,8 @@ def run(parsed: argparse.Namespace) -> int:
         if history is not None:  # Last: a run that failed or was interrupted is repeated, and counts once.
             history.append(*tests.values())
     warn_of_same_file(parsed.reference, parsed.current)
+    if parsed.report:
+        tell_who_reads("drift", parsed.report, "rows")
     print_verdicts(found, settings, time.monotonic() - began, as_json=parsed.json)
     return EXIT_CODES[found.verdict]
 

@@ -16,7 +16,7 @@ from typing import Any
 from luminosity.cli.drift.report import describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
 from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
-from luminosity.cli.output import ProgressLine, check_report
+from luminosity.cli.output import ProgressLine, check_report, tell_who_reads
 from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import DriftHistory, PastTest
@@ -57,6 +57,8 @@ def run(parsed: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     result = comparison.result
     warn_of_same_file(parsed.reference, parsed.current)
+    if parsed.report:
+        tell_who_reads("drift", parsed.report, "rows")
     print_verdict(result, settings, seconds, as_json=parsed.json)
     return EXIT_CODES[result.verdict]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from luminosity._text import printable
 from luminosity.cli.exits import NOT_MET, print_ignoring_closed_pipe
-from luminosity.cli.output import ProgressLine, check_report, json_text
+from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
@@ -48,6 +48,8 @@ def run(parsed: argparse.Namespace) -> int:
                 settings=_described(settings),
                 failed=failed if has_requirements else None,
             )
+    if parsed.report:
+        tell_who_reads("evaluate", parsed.report, "values")
     seconds = time.monotonic() - began
     if parsed.json:
         verdict = {"passed": not failed, "failed": failed} if has_requirements else {}

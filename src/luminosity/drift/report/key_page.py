@@ -27,7 +27,7 @@ def key_page(
     sections = [_headline(by, verdict, list(results.values()), whole), _table(by, results, detailed)]
     sections += [_details(at, by, key, contents) for at, (key, contents) in enumerate(detailed.items())]
     result = whole.result
-    sections.append(settings_table(whole, f"{result.permutations:,} for each key"))
+    sections.append(settings_table(whole, f"{result.permutations:,} for each key", has_rows=True))
     return document(title, sections)
 
 

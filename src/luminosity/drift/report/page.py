@@ -132,10 +132,10 @@ def _history(tests: Sequence[PastTest]) -> Markup:
 def _settings(contents: Contents) -> Markup:
     result = contents.result
     permutations = f"{result.permutations:,}, of {result.reference_bins} + {result.current_bins} bins"
-    return settings_table(contents, permutations)
+    return settings_table(contents, permutations, has_rows=contents.extremes is not None)
 
 
-def settings_table(contents: Contents, permutations: str) -> Markup:
+def settings_table(contents: Contents, permutations: str, *, has_rows: bool) -> Markup:
     """Draw the table of settings. ``permutations`` says how many there were."""
     result = contents.result
     shown = {
@@ -147,7 +147,7 @@ def settings_table(contents: Contents, permutations: str) -> Markup:
         "precision": result.precision,
         **contents.settings,
     }
-    return settings_section(shown, ("luminosity", "jax", "numpy"))
+    return settings_section(shown, ("luminosity", "jax", "numpy"), "rows of the data" if has_rows else "")
 
 
 def _kernel_table(result: MMDTestResult) -> Markup:

@@ -38,7 +38,9 @@ def page(description: Description, title: str, settings: Mapping[str, Any]) -> s
     order = [change.name for change in description.changes if change.name in description.columns]
     names = [*order, *(name for name in description.columns if name not in order)]
     sections += [_column(description, description.columns[name]) for name in names[:_MOST_CHARTS]]
-    sections.append(settings_section(settings, ("luminosity", "numpy", "pyarrow")))
+    sections.append(
+        settings_section(settings, ("luminosity", "numpy", "pyarrow"), "values of the data, such as the most frequent")
+    )
     return document(f"Description of {title}", sections)
 
 

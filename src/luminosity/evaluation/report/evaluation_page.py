@@ -60,7 +60,9 @@ def page(evaluation: Evaluation, title: str, settings: Mapping[str, Any], failed
     if evaluation.calibration or evaluation.curves:
         sections.append(_scores(evaluation))
     sections += [_slices(by, values, evaluation) for by, values in evaluation.slices.items()]
-    sections.append(settings_section(settings, ("luminosity", "numpy", "pyarrow")))
+    sections.append(
+        settings_section(settings, ("luminosity", "numpy", "pyarrow"), "values of the data, as classes and slices")
+    )
     return document(f"Evaluation of {title}", sections)
 
 
