@@ -16,12 +16,15 @@ from luminosity.events import (
     Snapshot,
     StageInfo,
     StageView,
+    WorkerEnded,
     WorkerStarted,
     WorkerView,
 )
 
 GIB = 1 << 30
 MACHINE = MachineInfo(4, 32 * GIB, (DeviceInfo("gpu:0", "Tesla T4", 16 * GIB),))
+SMALL = MachineInfo(2, 24 * GIB)
+NOTHING_ASKED = Resources()
 T4 = "type:nvidia-tesla-t4;count:1"
 
 
@@ -87,3 +90,52 @@ def run_of(
     up = tuple(WorkerStarted(run, 0.0, f"w{i}", pool, 100 + i) for i, pool in enumerate(names))
     snapshots = tuple(snapshot(seconds * i / 10) for i in range(11))
     return Record(started, up, 0, snapshots, RunEnded(run, seconds, "done", snapshots[-1]), is_alive=False)
+
+
+def run_of_one_pool(
+    *,
+    workers: int = 2,
+    seconds: float = 20.0,
+    start: float = 1.0,
+    cpu: float = 0.9,
+    burst: float = 0.0,
+    peak: int = GIB // 8,
+    asked: Resources = NOTHING_ASKED,
+    bundles: int = 100,
+    machine: MachineInfo = SMALL,
+    devices: tuple[str, ...] = (),
+) -> Record:
+    """A run of one pool, whose workers are always busy from their start.
+
+    ``cpu``: seconds of a worker in a second, on average; for four seconds ``burst`` more, for the next ones less.
+    """
+    run, each = "20260301T101500-0e0001", seconds - start
+    cores = asked.cores or min(1.0, machine.cores / workers)
+    name = "device" if devices else "cpu"
+    pool = PoolInfo(name, workers, 1, devices, cores, asked.ram or machine.ram // workers, asked)
+    stage = StageInfo("s0", "Call", name, steps=("Call",), asked=asked)
+    started = RunStarted(run, 0.0, "one.py", 1.7e9, (stage,), (pool,), 0, machine=machine, pools_mode="hints")
+
+    def snapshot(at: float) -> Snapshot:
+        worked = max(0.0, at - start)
+        view = StageView(
+            "s0",
+            "busy",
+            elements=round(1000 * at / seconds),
+            busy_seconds=workers * worked,
+            cpu_seconds=workers * worked * cpu,
+            peak_resident=peak,
+            bundles=bundles,
+        )
+        bursts = burst * (4 - abs((at - seconds / 10) % 8 - 4))
+        views = tuple(
+            WorkerView(f"w{i}", name, running=("s0",), cpu_seconds=worked * cpu + bursts, peak_resident=peak)
+            for i in range(workers)
+        )
+        return Snapshot(run, at, (view,), (PoolView(name, workers),), workers=views)
+
+    up = tuple(WorkerStarted(run, start, f"w{i}", name, 100 + i) for i in range(workers))
+    # Each worker takes 0.1 CPU seconds to start.
+    down = tuple(WorkerEnded(run, seconds, f"w{i}", name, each, each * cpu + 0.1, peak) for i in range(workers))
+    snapshots = tuple(snapshot(seconds * i / 10) for i in range(1, 11))
+    return Record(started, (*up, *down), 0, snapshots, RunEnded(run, seconds, "done", snapshots[-1]), is_alive=False)

@@ -15,12 +15,14 @@ from luminosity.engine.monitor import records
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.observe.run_names import RunName
 from luminosity.engine.resources.fitting import load_hints
-from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, WorkerLost, to_json
+from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, Resources, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
+from luminosity.operate.advice.measured import measure
 from luminosity.operate.advice.plan_hints import hints_for_plan
+from luminosity.operate.advice.prediction import asked_needs, predict
 from luminosity.operate.advice.rules import Advice
 from luminosity.operate.cost.prices import load_prices
-from tests.operate.made_up import GIB, T4, run_of
+from tests.operate.made_up import GIB, run_of, run_of_one_pool
 
 
 def report_of(*runs: Record, deadline_s: float | None = None) -> Report:
@@ -42,7 +44,7 @@ def test_min_ram_is_the_largest_peak_of_all_runs_and_a_margin():
     io, large, device = report_of(larger, smaller).pools
     assert io.hints["min_ram"] == "1.25GiB"
     assert large.hints["min_ram"] == "7GiB"  # 6.9 GiB, rounded up to 256 MiB
-    assert device.hints == {"min_ram": "3.5GiB", "accelerator": T4}
+    assert device.hints == {"min_ram": "3.5GiB"}
     advice = the("min_ram", large.advice)
     assert advice.write == ".with_resource_hints(min_ram=\"7GiB\")  # at 'Prepare'"
     assert "ask for 16GiB" in advice.why
@@ -55,8 +57,8 @@ def test_a_step_that_asks_for_less_than_it_used_is_told():
 
 def test_a_small_difference_is_not_worth_a_change():
     _, large, _ = report_of(run_of(peaks=(GIB, 4 * GIB, GIB), asked_ram=(2 * GIB, 4_950_000_000, 8 * GIB))).pools
-    assert large.hints["min_ram"] == "4950MB"  # 4.94 GB are needed, in steps of 256 MiB 5.1 GB
-    assert large.advice == ()
+    assert large.advice == ()  # 4.94 GB are needed, in steps of 256 MiB 5.1 GB
+    assert large.hints == {}
 
 
 @pytest.mark.parametrize(("cpu", "asked", "wanted"), [(2.4, 0, 3), (1.03, 0, None), (0.6, 4, 1), (3.7, 4, None)])
@@ -64,6 +66,107 @@ def test_cpu_count_is_what_a_worker_takes_in_a_second_rounded_up(cpu: float, ask
     _, large, _ = report_of(run_of(cpu=cpu, cores=asked)).pools
     found = [each.write for each in large.advice if each.kind == "cpu_count"]
     assert found == ([] if wanted is None else [f".with_resource_hints(cpu_count=\"{wanted}\")  # at 'Prepare'"])
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of(),
+        run_of_one_pool(),
+        run_of_one_pool(workers=8, cpu=0.05),
+        run_of_one_pool(cpu=0.97, burst=0.3, asked=Resources(ram=GIB // 4), peak=GIB),
+        run_of_one_pool(cpu=1.9, workers=1),
+    ],
+)
+def test_the_prediction_of_the_run_itself_is_the_run(run: Record):
+    use = measure([run], load_prices())
+    bill = predict(use, asked_needs(use), load_prices())
+    assert bill.seconds == pytest.approx(use.seconds)
+    assert bill.total == pytest.approx(use.bill.total, rel=0.02)
+
+
+def test_steps_that_wait_get_more_workers_than_cores():
+    report = report_of(run_of_one_pool(cpu=0.09))
+    advice = the("workers", report.workers)
+    assert (advice.write, advice.gain) == ("--cpu_workers=8", "saves")
+    assert "mostly wait" in advice.why
+    assert report.advised is not None
+    # 38 s of work by 8 workers, 1 s until the first worker is up, and 6 further starts of 0.1 s on 2 cores.
+    assert report.advised.seconds == pytest.approx(1.0 + 38 / 8 + 0.3)
+    assert report.saving is not None
+    assert report.saving > 0.5
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        run_of_one_pool(cpu=0.9),  # computes
+        run_of_one_pool(cpu=0.45),  # computes beside other programs
+        run_of_one_pool(cpu=0.09, bundles=2),  # can't be divided among more workers
+        run_of_one_pool(cpu=0.09, peak=10 * GIB),  # no RAM for more
+        run_of_one_pool(cpu=0.09, workers=8),  # has them
+        run_of_one_pool(cpu=0.09, devices=("gpu:0", "gpu:1")),  # has a worker for each device
+    ],
+)
+def test_no_more_workers_where_they_do_not_help(run: Record):
+    assert report_of(run).workers == ()
+
+
+def test_a_step_with_several_threads_is_not_called_dearer_with_its_cores():
+    # Two workers with two threads each share two cores; one worker with both cores takes as long, and half the RAM.
+    report = report_of(run_of_one_pool(cpu=0.97, burst=0.3, asked=Resources(ram=4 * GIB), peak=int(3.3 * GIB)))
+    advice = the("cpu_count", report.pools[0].advice)
+    assert (advice.hints, advice.gain) == ({"cpu_count": 2}, "saves")
+    assert advice.saving is not None
+    assert 0.05 < advice.saving < 0.15
+    assert report.advised is not None
+    assert report.advised.seconds == pytest.approx(20.0, rel=0.05)
+    # One worker computes on two cores: the bill counts both, also without the hint.
+    report = report_of(run_of_one_pool(cpu=1.9, workers=1, asked=Resources(ram=GIB), peak=int(0.8 * GIB)))
+    advice = the("cpu_count", report.pools[0].advice)
+    assert advice.gain == "no gain"
+    assert advice.saving == pytest.approx(0.0, abs=0.06)
+    assert report.as_run.usage.core_hours == pytest.approx((1.9 * 19 + 0.1) / 3600)
+
+
+def test_ram_that_is_needed_is_no_saving_and_every_bill_counts_what_was_used():
+    asked = Resources(ram=GIB // 4)
+    report = report_of(run_of_one_pool(asked=asked, peak=GIB))
+    advice = the("min_ram", report.pools[0].advice)
+    assert advice.gain == "needed"
+    assert advice.saving is not None
+    assert advice.saving < 0  # the margin of 15%
+    assert hints_content([report])["steps"] == {"Call": {"min_ram": "1.25GiB"}}
+    for bill in (report.as_run, report.uniform):
+        assert bill is not None
+        assert bill.usage.gib_hours == pytest.approx(2 * 1.0 * 19 / 3600)  # measured, not the 256 MiB asked for
+    assert any("more than the 256MiB that it was given" in note for note in report.as_run.notes)
+
+
+def test_hints_without_a_gain_are_told_but_not_written(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    # Its steps ask for 10% more than the advice would: that saves less than 1% of the bill.
+    run = run_of_one_pool(asked=Resources(ram=GIB), peak=int(0.42 * GIB))
+    folder, file = saved(tmp_path, run), tmp_path / "hints.json"
+    advice = the("min_ram", report_of(run).pools[0].advice)
+    assert advice.gain == "no gain"
+    assert hints_content([report_of(run)])["steps"] == {}
+    assert main(["advise", "last", "--run_dir", folder, "--write", str(file)]) == 2
+    assert "none is needed, and none saves something" in capsys.readouterr().err
+    assert not file.exists()
+    assert main(["advise", "last", "--run_dir", folder]) == 0
+    text = capsys.readouterr().out
+    assert text.index("No gain: leave it as it is") < text.index('min_ram="512MiB"')
+    assert "Nothing is to be saved" in text
+
+
+def test_the_parts_of_the_advice_and_the_options_to_run_with(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    run = run_of_one_pool(cpu=0.09, asked=Resources(ram=GIB // 4), peak=GIB)
+    file = tmp_path / "hints.json"
+    assert main(["advise", "last", "--run_dir", saved(tmp_path, run), "--write", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.index("Needed:") < text.index("min_ram=") < text.index("Saves money or time") < text.index("--cpu_work")
+    assert f"--pools=fitted --hints={file} --cpu_workers=8" in " ".join(text.split())
+    assert "as run, measured" in text
 
 
 def test_hints_name_the_shortest_steps_that_are_one_pools_alone():
@@ -173,7 +276,7 @@ def test_an_old_record_gives_no_numbers_but_says_so():
 
 def test_the_written_hints_are_those_that_a_run_reads(tmp_path: Path):
     file = tmp_path / "hints.json"
-    file.write_text(json.dumps(hints_content([report_of(run_of(cpu=2.4))])))
+    file.write_text(json.dumps(hints_content([report_of(run_of(peaks=(GIB, 6 * GIB, 3 * GIB)))])))
     assert {each.step for each in load_hints(str(file))} == {"Read", "Write", "Prepare", "Infer"}
 
 

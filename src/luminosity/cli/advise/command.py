@@ -19,10 +19,12 @@ from luminosity.report_page.document import write_page
 __all__ = ["add_to"]
 
 _EPILOG = """\
-You get for each pool what its workers were given, what they used at most, and
-the resource hints to write at your steps; and three bills: as it was run,
-uniform (each worker gets the most that any step asks for), and advised. The
-bills take list prices with a date, or your own with --prices.
+You get for each pool what its workers were given and what they used, and
+advice in parts: what is needed, what saves money or time, and what brings no
+gain. Three bills follow: as it was run (measured), uniform (each worker gets
+the most that any step asks for), and advised (both predicted). The bills take
+list prices with a date, or your own with --prices. --write writes the hints
+that are needed or save something, and no others.
 
 Give several runs of a pipeline, and the largest peak of them all counts. Give
 runs of several pipelines, and you are told what they could share.
@@ -76,7 +78,7 @@ def _command(parsed: argparse.Namespace) -> int:
         hints = hints_content(reports)
         if not hints["steps"]:
             raise OptionError(
-                f"--write={parsed.write}: found nothing to advise, so that there are no hints to write",
+                f"--write={parsed.write}: found no hints to write: none is needed, and none saves something",
                 fix="leave out --write; what is said then tells why",
             )
         write_page(parsed.write, json.dumps(hints, indent=2) + "\n", WriteError, "the hints")

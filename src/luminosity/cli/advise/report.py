@@ -18,12 +18,23 @@ from luminosity.operate.cost.prices import LEAST_SAVING
 
 if TYPE_CHECKING:
     from luminosity.operate.advice.advise import Report
-    from luminosity.operate.advice.rules import Advice, PoolAdvice
+    from luminosity.operate.advice.rules import Advice, Gain, PoolAdvice
 
 __all__ = ["print_report"]
 
 _PIPED_WIDTH = 120  # columns
+_LEAST_SAID = 0.01  # of a bill: predictions are not more exact
 _MOST_STEPS = 3  # named in a cell
+_MEASURED = (
+    "Measured: peak RAM is the largest memory of a worker; CPU/s are CPU seconds of a worker in a second, not exceeded "
+    "in 95% of the time; busy is the part of workers' time in which they had a bundle."
+)
+_TITLES: dict[Gain, str] = {
+    "needed": "Needed: a worker used more than its steps ask for, or nearly as much",
+    "saves": "Saves money or time, by the predictions below",
+    "": "Worth a look: what it saves is not known",
+    "no gain": "No gain: leave it as it is",
+}
 
 
 def print_report(reports: Sequence[Report], together: Sequence[Advice], hints_file: str | None = None) -> None:
@@ -40,7 +51,7 @@ def print_report(reports: Sequence[Report], together: Sequence[Advice], hints_fi
                 _print_advice(console, advice)
         if hints_file:
             console.print()
-            console.print(Text(f"wrote {hints_file}; run with it: --pools=fitted --hints={hints_file}"))
+            console.print(Text(_written(reports[0], hints_file)))
     console.file.writelines(f"{line.rstrip()}\n" for line in printed.get().splitlines())  # tables are padded
 
 
@@ -50,19 +61,36 @@ def _print(console: Console, report: Report) -> None:
     console.print(Text.assemble((use.name, "bold"), f": {ids}, {duration(use.seconds)}"))
     console.print(Text("\nGiven and used", "bold"))
     console.print(_pools(report.pools))
-    written = [(pool, advice) for pool in report.pools for advice in pool.advice]
-    if written or report.workers:
-        console.print(Text("\nWrite instead", "bold"))
-    for pool, advice in written:
-        _print_advice(console, advice, pool)
-    for advice in report.workers:
-        _print_advice(console, advice)
+    console.print(Text(_MEASURED, "dim"))
+    every: list[tuple[PoolAdvice | None, Advice]] = [(pool, each) for pool in report.pools for each in pool.advice]
+    every += [(None, each) for each in report.workers]
+    for gain, title in _TITLES.items():
+        told = [(pool, each) for pool, each in every if each.gain == gain]
+        if told:
+            console.print(Text(f"\n{title}", "bold"))
+        for pool, each in told:
+            _print_advice(console, each, pool)
     console.print(Text("\nThe bill", "bold"))
     console.print(_bills(report))
     console.print(_verdict(report))
     bill = report.as_run
     for sentence in (*(f"Range: {reason}." for reason in bill.reasons), *report.notes, *bill.notes):
         console.print(Text(sentence, "dim"))
+
+
+def _written(report: Report, file: str) -> str:
+    """Return what was written, what was left out, and how to run with it."""
+    every = [each for pool in report.pools for each in pool.advice if each.hints]
+    left_out = sum(each.gain not in ("needed", "saves") for each in every)
+    without = f" without {left_out} hint{'' if left_out == 1 else 's'} that would bring no gain" if left_out else ""
+    options = "".join(f" {each.write}" for each in _options(report))
+    return f"wrote {file}{without}; run with it: --pools=fitted --hints={file}{options}"
+
+
+def _options(report: Report) -> list[Advice]:
+    """Return the advice that is an option of a run, which a file of hints can't hold."""
+    every = [*(each for pool in report.pools for each in pool.advice), *report.workers]
+    return [each for each in every if each.gain == "saves" and each.write.startswith("--")]
 
 
 def _pools(pools: Sequence[PoolAdvice]) -> Table:
@@ -89,7 +117,17 @@ def _print_advice(console: Console, advice: Advice, pool: PoolAdvice | None = No
     if pool is not None and advice.write.startswith(".") and not any("/" not in step for step in pool.steps):
         where = "These steps are inside others: write it at those, or name them in a file of hints."
         console.print(Padding(Text(where, "dim"), (0, 0, 0, 4)))
-    console.print(Padding(Text(advice.why), (0, 0, 0, 4)))
+    console.print(Padding(Text(f"{advice.why}{_effect(advice)}"), (0, 0, 0, 4)))
+
+
+def _effect(advice: Advice) -> str:
+    """Return what following one piece of advice does to the bill, beside the others."""
+    if advice.saving is None:
+        return ""
+    if abs(advice.saving) < _LEAST_SAID:
+        return ". The bill stays as it is"
+    what = "saves" if advice.saving > 0 else "adds"
+    return f". It {what} {percent(abs(advice.saving))} of the bill, beside the other advice"
 
 
 def _bills(report: Report) -> Table:
@@ -97,7 +135,7 @@ def _bills(report: Report) -> Table:
     how = {"as run": report.as_run, "uniform": report.uniform, "advised": report.advised}
     for name, bill in how.items():
         is_measured = name == "as run" or (name == "uniform" and report.uniform_is_measured)
-        label = name if is_measured else f"{name}, predicted"
+        label = f"{name}, {'measured' if is_measured else 'predicted'}"
         table.add_row(Text(label, "bold" if name == "advised" else ""), *_bill_cells(bill))
     return table
 
@@ -111,26 +149,35 @@ def _bill_cells(bill: Bill | None) -> list[str]:
 
 
 def _verdict(report: Report) -> Text:
-    saving = report.saving
-    if saving is None:
+    saving, advised = report.saving, report.advised
+    if saving is None or advised is None:
         return Text("What could be saved is not known.", "yellow")
     uniform = report.uniform
     compared = ""
-    if uniform is not None and uniform.total and report.advised is not None and uniform is not report.as_run:
-        part = 1.0 - (report.advised.total or 0.0) / uniform.total
-        compared = f" Against uniform workers, it would save {percent(part)}." if part >= 0 else ""
+    as_run = report.as_run.total or 0.0
+    if uniform is not None and uniform.total and abs(uniform.total - as_run) > _LEAST_SAID * as_run:
+        part = 1.0 - (advised.total or 0.0) / uniform.total
+        compared = f" Against uniform workers, it would save {percent(part)}." if part >= LEAST_SAVING else ""
+    gains = {each.gain for pool in report.pools for each in pool.advice} | {each.gain for each in report.workers}
+    what = "The advice (what is needed, and what saves)" if "needed" in gains else "The advice"
     if report.is_worth_it:
-        return Text(f"The advice would save {percent(saving)} of the bill.{compared}", "bold green")
-    if saving <= -LEAST_SAVING:
+        return Text(f"{what} would save {percent(saving)} of the bill.{compared}", "bold green")
+    if "saves" in gains and advised.seconds < report.as_run.seconds:
+        faster = f"it takes {duration(advised.seconds)} instead of {duration(report.as_run.seconds)}"
         return Text(
-            f"Nothing is to be saved: the advice would cost {percent(-saving)} more. Follow it only where a worker "
-            f"needs more memory than its steps ask for.{compared}",
+            f"{what} would save time: {faster}. The bill changes by {_signed(-saving)}.{compared}", "bold green"
+        )
+    if "needed" in gains:
+        return Text(
+            f"Follow what is needed. The bill changes by {_signed(-saving)}; nothing else saves more than "
+            f"{percent(LEAST_SAVING)} of it.",
             "bold",
         )
-    return Text(
-        f"Nothing is to be saved: the advice changes the bill by less than {percent(LEAST_SAVING)}.{compared}",
-        "bold",
-    )
+    return Text(f"Nothing is to be saved: no advice changes the bill by {percent(LEAST_SAVING)} or more.", "bold")
+
+
+def _signed(part: float) -> str:
+    return f"{'+' if part > 0 else ''}{percent(part)}"
 
 
 def _table(*headings: str) -> Table:

@@ -8,15 +8,13 @@ from typing import Any
 
 from luminosity.engine.monitor.records import Record
 from luminosity.engine.monitor.views.words import duration
-from luminosity.engine.resources.hints import Needs
 from luminosity.events import WorkerLost
+from luminosity.operate.advice.choice import choose
 from luminosity.operate.advice.measured import PipelineUse, measure
 from luminosity.operate.advice.prediction import (
-    advised_needs,
     can_predict,
-    fewer_workers,
+    cores_for,
     fixed_seconds,
-    gives_enough,
     predict,
     uniform_needs,
     workers_for,
@@ -29,6 +27,10 @@ from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 __all__ = ["Report", "advise", "hints_content", "to_json"]
 
 _UNIFORM = "uniform"  # --pools
+_UNASKED_RAM = (
+    "Steps that ask for no RAM share what the machine has, and the bill counts it. With min_ram you save it only where "
+    "you pay for less RAM: on a smaller machine, or if other runs use the rest."
+)
 _KILLED = "SIGKILL"  # how the kernel ends a process if memory runs out
 
 
@@ -113,43 +115,30 @@ def _report(use: PipelineUse, prices: PriceSheet, deadline_s: float | None, unif
         notes.append("The record does not hold enough to predict other bills: run it once with this version.")
         notes += _no_answer(deadline_s)
         return Report(use, pools, (), use.bill, uniform, None, tuple(notes), uniform is not None)
-    needs = advised_needs(pools)
-    workers, cpu_workers = _workers(use, needs, deadline_s)
-    # --cpu_workers and --accelerators of the advice change the prediction, hints are in the needs.
-    accelerators = next(
-        (int(each.write.partition("=")[2]) for pool in pools for each in pool.advice if each.kind == "sharing"), None
-    )
-    advised = predict(use, needs, prices, cpu_workers=cpu_workers, accelerators=accelerators)
+    choice = choose(use, pools, prices, is_with_workers=deadline_s is None)
+    workers = choice.workers if deadline_s is None else (_for_deadline(use, deadline_s),)
     is_measured = uniform is not None
     if uniform is None:
         uniform = predict(use, uniform_needs(use), prices)
-    return Report(use, pools, tuple(workers), use.bill, uniform, advised, tuple(notes), is_measured)
+    if any(not pool.use.info.asked.ram and "min_ram" in pool.hints for pool in choice.pools):
+        notes.append(_UNASKED_RAM)
+    return Report(use, choice.pools, workers, use.bill, uniform, choice.bill, tuple(notes), is_measured)
 
 
-def _workers(use: PipelineUse, needs: dict[str, Needs], deadline_s: float | None) -> tuple[list[Advice], int | None]:
-    """Return the advice on the number of workers, and the ``--cpu_workers`` that it comes to, if it changes."""
-    cpu = [pool for pool in use.pools if not pool.info.devices]
-    now = sum(pool.workers for pool in cpu)
-    if deadline_s is not None:
-        wanted = workers_for(use, deadline_s)
-        if wanted is None:
-            why = f"{duration(fixed_seconds(use))} of the run do not get shorter with more workers"
-            return [
-                Advice("deadline", "", f"no number of workers meets a deadline of {duration(deadline_s)}: {why}")
-            ], None
-        parts = ", ".join(f"{pool.name}: {wanted[pool.name]} (was {pool.workers})" for pool in use.pools)
-        total = sum(wanted[pool.name] for pool in cpu)
-        cores = use.newest.started.machine.cores
-        more = f"; this machine has {cores} cores, so take a larger one" if total > max(cores, now) else ""
-        why = f"to end within {duration(deadline_s)}: {parts}{more}"
-        return [Advice("deadline", f"--cpu_workers={total}" if total else "", why)], total if total <= now else None
-    wanted = fewer_workers(use)
-    total = sum(wanted[pool.name] for pool in cpu)
-    if not cpu or total >= now or not gives_enough(use, needs, total, wanted):
-        return [], None
-    idle = ", ".join(f"{pool.name}: {wanted[pool.name]} instead of {pool.workers}" for pool in cpu)
-    why = f"the slowest pool sets the pace; fewer workers take at most 5% longer ({idle})"
-    return [Advice("workers", f"--cpu_workers={total}", why)], total
+def _for_deadline(use: PipelineUse, deadline_s: float) -> Advice:
+    """Return the number of workers with which a run ends in time, if there is one."""
+    wanted = workers_for(use, deadline_s)
+    if wanted is None:
+        why = f"{duration(fixed_seconds(use))} of the run do not get shorter with more workers"
+        return Advice("deadline", "", f"no number of workers meets a deadline of {duration(deadline_s)}: {why}")
+    parts = ", ".join(f"{pool.name}: {wanted[pool.name]} (was {pool.workers})" for pool in use.pools)
+    total = sum(wanted[pool.name] for pool in use.pools if not pool.info.devices)
+    needed, cores = cores_for(use, deadline_s), use.newest.started.machine.cores
+    more = (
+        f"; they compute on {needed} cores, and this machine has {cores}: take a larger one" if needed > cores else ""
+    )
+    why = f"to end within {duration(deadline_s)}: {parts}{more}"
+    return Advice("deadline", f"--cpu_workers={total}" if total else "", why)
 
 
 def _no_answer(deadline_s: float | None) -> list[str]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from luminosity.engine.monitor.records import Record
-from luminosity.events import InferenceView, PoolInfo, Snapshot, StageInfo, StageView, WorkerEnded
-from luminosity.operate.cost.bill import Bill, PoolBill, bill_of
+from luminosity.events import InferenceView, PoolInfo, Snapshot, StageInfo, StageView, WorkerEnded, WorkerStarted
+from luminosity.operate.cost.bill import Bill, PoolBill, bill_of, start_cpu
 from luminosity.operate.cost.prices import PriceSheet
 
 __all__ = ["PipelineUse", "PoolUse", "measure", "quantile"]
 
 _CPU_QUANTILE = 0.95
+_CPU_WINDOW_S = 3.0  # snapshots read the CPU time up to half a second before or after their own time
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class PoolUse:
     cpu_per_second: float | None = None  # CPU seconds of one worker in a second while it works, p95
     cpu_is_mean: bool = False  # whether only the mean is known
     busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # while it was busy
     busy_fraction: float = 0.0  # of its workers' lifetimes
     inference: tuple[InferenceView, ...] = ()
     device_busy: tuple[float, ...] = ()  # of each of its devices, the part of the run
@@ -44,6 +45,11 @@ class PoolUse:
         """How many workers were up at once."""
         return max(1, self.bill.peak_workers if self.bill is not None else self.info.workers)
 
+    @property
+    def cpu_while_busy(self) -> float | None:
+        """CPU seconds in a busy second, on average: far below 1, its steps mostly wait. None if it is not known."""
+        return self.cpu_seconds / self.busy_seconds if self.cpu_seconds and self.busy_seconds else None
+
 
 @dataclass(frozen=True)
 class PipelineUse:
@@ -54,12 +60,20 @@ class PipelineUse:
     pools: tuple[PoolUse, ...]
     bill: Bill  # of the newest run
     busy: dict[str, float]  # by stage: seconds of its workers
-    cpu_seconds: float  # of all stages
+    cpu: dict[str, float]  # by stage: CPU seconds of its workers
+    bundles: dict[str, int] = field(default_factory=dict[str, int])  # by stage: those committed
+    first_start: float = 0.0  # seconds until the first worker was up
+    start_cpu: float = 0.0  # CPU seconds that a worker takes beside its bundles, mostly to start; 0 if not known
 
     @property
     def newest(self) -> Record:
         """The newest run."""
         return self.records[-1]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU seconds of all stages."""
+        return sum(self.cpu.values())
 
     @property
     def seconds(self) -> float:
@@ -74,13 +88,17 @@ def measure(records: Sequence[Record], prices: PriceSheet) -> PipelineUse:
     bill = bill_of(newest, prices)
     views = {view.id: view for view in newest.last.stages} if newest.last is not None else {}
     pools = tuple(_pool(pool, runs, bill, views) for pool in newest.started.pools)
+    starts = [event.seconds for event in newest.happenings if isinstance(event, WorkerStarted)]
     return PipelineUse(
         newest.started.title,
         runs,
         pools,
         bill,
         busy={stage_id: view.busy_seconds for stage_id, view in views.items()},
-        cpu_seconds=sum(view.cpu_seconds for view in views.values()),
+        cpu={stage_id: view.cpu_seconds for stage_id, view in views.items()},
+        bundles={stage_id: view.bundles for stage_id, view in views.items()},
+        first_start=min(starts, default=0.0),
+        start_cpu=start_cpu(newest),
     )
 
 
@@ -99,10 +117,11 @@ def _pool(pool: PoolInfo, runs: Sequence[Record], bill: Bill, views: dict[str, S
     stages = tuple(stage for stage in newest.started.stages if stage.pool == pool.name)
     billed = next((each for each in bill.pools if each.pool == pool.name), None)
     busy = sum(views[stage.id].busy_seconds for stage in stages if stage.id in views)
+    cpu_seconds = sum(views[stage.id].cpu_seconds for stage in stages if stage.id in views)
     cpu = quantile((rate for run in runs for rate in _cpu_rates(run, pool.name)), _CPU_QUANTILE)
     is_mean = cpu is None
     if cpu is None and busy:
-        cpu = sum(views[stage.id].cpu_seconds for stage in stages if stage.id in views) / busy or None
+        cpu = cpu_seconds / busy or None
     last = newest.last
     devices = [view for view in last.devices if view.id in pool.devices] if last is not None else []
     known = [view for view in devices if view.memory_total]
@@ -115,6 +134,7 @@ def _pool(pool: PoolInfo, runs: Sequence[Record], bill: Bill, views: dict[str, S
         cpu_per_second=cpu,
         cpu_is_mean=is_mean and cpu is not None,
         busy_seconds=busy,
+        cpu_seconds=cpu_seconds,
         busy_fraction=min(1.0, busy / billed.worker_seconds) if billed is not None and billed.worker_seconds else 0.0,
         inference=tuple(view for stage in stages if stage.id in views for view in views[stage.id].inference),
         device_busy=tuple(
@@ -139,13 +159,16 @@ def _peak_ram(run: Record, pool: str, labels: set[str]) -> int:
 
 
 def _cpu_rates(run: Record, pool: str) -> Iterable[float]:
-    """Yield the CPU seconds per second of each worker between two snapshots in which it had work."""
-    for before, after in itertools.pairwise(_snapshots(run)):
-        earlier = {view.worker: view for view in before.workers if view.running}
-        seconds = after.seconds - before.seconds
-        for view in after.workers:
-            if view.pool == pool and view.running and view.worker in earlier and seconds > 0:
-                yield max(0.0, view.cpu_seconds - earlier[view.worker].cpu_seconds) / seconds
+    """Yield the CPU seconds per second of each worker over a few seconds in which it had work."""
+    since: dict[str, tuple[float, float]] = {}  # by worker: the time and its CPU seconds
+    for snapshot in _snapshots(run):
+        running = {view.worker: view.cpu_seconds for view in snapshot.workers if view.pool == pool and view.running}
+        for worker, cpu_seconds in running.items():
+            start, before = since.setdefault(worker, (snapshot.seconds, cpu_seconds))
+            if (seconds := snapshot.seconds - start) >= _CPU_WINDOW_S:
+                yield max(0.0, cpu_seconds - before) / seconds
+                since[worker] = snapshot.seconds, cpu_seconds
+        since = {worker: found for worker, found in since.items() if worker in running}
 
 
 def _snapshots(run: Record) -> list[Snapshot]:

@@ -1,14 +1,17 @@
 """Predicted bills: the same work with other hints or another number of workers, on the same machine.
 
 The pools of the prediction come from the code that sizes the pools of a run. A run's time is a fixed part plus the time
-of its slowest pool, which is the measured work of its stages divided by its workers.
+of its slowest pool, which is the measured work of its stages divided by its workers, but not less than the measured CPU
+seconds divided by the cores. More workers also take time to start. Memory is the measured one where more than the
+given one was used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from luminosity._accelerators import parse_accelerator
 from luminosity._text import parse_size
@@ -18,16 +21,16 @@ from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.events import PoolInfo, Resources, StageInfo
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
-from luminosity.operate.advice.rules import PoolAdvice
 from luminosity.operate.cost.bill import Bill, PoolBill, bill_of_usage, within_machine, worker_usage
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
 
 __all__ = [
-    "advised_needs",
+    "asked_needs",
     "can_predict",
-    "fewer_workers",
+    "cores_for",
     "fixed_seconds",
-    "gives_enough",
+    "most_workers",
+    "needs_with",
     "predict",
     "uniform_needs",
     "workers_for",
@@ -35,7 +38,9 @@ __all__ = [
 
 _HOUR = 3600.0
 _SATURATED = 0.8  # of the cores: from here on, workers wait for each other
-_WORTH = 1.05  # a run that takes 5% longer with fewer workers is still as good
+_MANY_THREADS = 1.05  # CPU seconds in a second: more than one thread computes; the kernel counts in steps of 10 ms
+_FEW_BUNDLES = 2  # for each worker: a stage with fewer of them can't use more workers
+_RAM_LIMIT = 0.9  # of the machine, for all workers: the runner and the system need some
 
 
 @dataclass(frozen=True)
@@ -70,12 +75,24 @@ def predict(
     pools = {id(each.pool): each.pool for each in assigned.values()}
     members = {key: [s for s in started.stages if id(assigned[s.id].pool) == key] for key in pools}
     workers = {key: _workers(pool, [given[stage.id] for stage in members[key]]) for key, pool in pools.items()}
-    work = {key: sum(use.busy.get(stage.id, 0.0) for stage in members[key]) for key in pools}
-    slowest = max(work[key] / workers[key] for key in pools)
-    seconds = fixed_seconds(use) + max(slowest, use.cpu_seconds / _usable_cores(use))
-    ones = {key: worker_usage(_info(pool, members[key]), started.machine) for key, pool in pools.items()}
-    lifetimes = {
-        key: workers[key] * seconds * max(_lived(given[stage.id], use) for stage in members[key]) for key in pools
+    usable = _usable_cores(use)
+    slowest = max(
+        _pool_seconds(use, [(stage, given[stage.id]) for stage in members[key]], workers[key], pool.cores_per_worker)
+        for key, pool in pools.items()
+    )
+    more = max(0, sum(workers.values()) - sum(pool.workers for pool in use.pools))
+    starts = more * use.start_cpu / started.machine.cores
+    seconds = fixed_seconds(use) + starts + max(slowest, use.cpu_seconds / usable)
+    up = max(0.0, seconds - use.first_start)
+    lifetimes = {key: workers[key] * up * max(_lived(given[stage.id], use) for stage in members[key]) for key in pools}
+    ones = {
+        key: worker_usage(
+            _info(pool, members[key]),
+            started.machine,
+            peak=max(given[stage.id].peak_ram for stage in members[key]),
+            cores=sum(use.cpu.get(stage.id, 0.0) for stage in members[key]) / max(1e-9, lifetimes[key]),
+        )
+        for key, pool in pools.items()
     }
     all_used = sum((ones[key].times(lifetimes[key] / _HOUR) for key in pools), Usage())
     all_kept = sum((ones[key].times(workers[key] * seconds / _HOUR) for key in pools), Usage())
@@ -93,9 +110,14 @@ def predict(
     return bill_of_usage(usage, prices, tuple(bills), kept, seconds=seconds)
 
 
+def asked_needs(use: PipelineUse) -> dict[str, Needs]:
+    """Return the needs of all stages as the newest run had them."""
+    return {stage.id: _asked(stage, pool) for pool in use.pools for stage in pool.stages}
+
+
 def uniform_needs(use: PipelineUse) -> dict[str, Needs]:
     """Return the needs of all stages if each worker gets the most that any step asks for."""
-    every = [_needs(stage.asked) for stage in use.newest.started.stages]
+    every = list(asked_needs(use).values())
     with_device = max(every, key=lambda needs: needs.accelerator_count)
     most = Needs(
         min_ram_bytes=max(needs.min_ram_bytes for needs in every),
@@ -106,35 +128,39 @@ def uniform_needs(use: PipelineUse) -> dict[str, Needs]:
     return {stage.id: most for stage in use.newest.started.stages}
 
 
-def advised_needs(advice: tuple[PoolAdvice, ...]) -> dict[str, Needs]:
-    """Return the needs of all stages if the advice is followed."""
+def needs_with(use: PipelineUse, hints: Mapping[str, Mapping[str, Any]]) -> dict[str, Needs]:
+    """Return the needs of all stages with other hints, by the names of their pools."""
     found: dict[str, Needs] = {}
-    for each in advice:
-        for stage in each.use.stages:
-            asked = stage.asked
-            hints = each.hints
-            accelerator = hints.get("accelerator", asked.accelerator)
-            found[stage.id] = _needs(
-                Resources(
-                    ram=(parse_size(hints["min_ram"]) or 0) if "min_ram" in hints else asked.ram,
-                    cores=float(hints.get("cpu_count", asked.cores)),
-                    accelerator=accelerator or ("count:1" if each.use.info.devices else ""),
-                )
-            )
+    for pool in use.pools:
+        changed = hints.get(pool.name, {})
+        for stage in pool.stages:
+            needs = _asked(stage, pool)
+            if "min_ram" in changed:
+                needs = replace(needs, min_ram_bytes=parse_size(changed["min_ram"]) or 0)
+            if "cpu_count" in changed:
+                needs = replace(needs, cpu_count=int(changed["cpu_count"]))
+            if "accelerator" in changed:
+                count, kind = parse_accelerator(changed["accelerator"]) or (0, "")
+                needs = replace(needs, accelerator_count=count, accelerator_type=kind)
+            found[stage.id] = needs
     return found
 
 
 def fixed_seconds(use: PipelineUse) -> float:
     """Return the part of a run's time that more workers don't shorten, such as start-up and model loads."""
-    slowest = max((pool.busy_seconds / pool.workers for pool in use.pools), default=0.0)
+    slowest = max((_as_run_seconds(use, pool) for pool in use.pools), default=0.0)
     return max(0.0, use.seconds - slowest)
 
 
-def fewer_workers(use: PipelineUse) -> dict[str, int]:
-    """Return for each pool the smallest number of workers with which a run takes at most 5% longer."""
-    fixed = fixed_seconds(use)
-    allowed = (use.seconds * _WORTH) - fixed
-    return {pool.name: min(pool.workers, _enough(pool.busy_seconds, allowed)) for pool in use.pools}
+def most_workers(use: PipelineUse, a_core: int) -> int:
+    """Return how many CPU workers the machine may run: some for each core, within its memory."""
+    machine = use.newest.started.machine
+    cpu = [pool for pool in use.pools if not pool.info.devices]
+    beside = sum(pool.workers * pool.peak_ram for pool in use.pools if pool.info.devices)
+    largest = max((pool.peak_ram for pool in cpu), default=0)
+    if not largest:
+        return 0
+    return max(0, min(a_core * machine.cores, int((_RAM_LIMIT * machine.ram - beside) / largest)))
 
 
 def workers_for(use: PipelineUse, deadline_s: float) -> dict[str, int] | None:
@@ -145,10 +171,35 @@ def workers_for(use: PipelineUse, deadline_s: float) -> dict[str, int] | None:
     return {pool.name: _enough(pool.busy_seconds, left) for pool in use.pools}
 
 
-def gives_enough(use: PipelineUse, needs: Mapping[str, Needs], cpu_workers: int, wanted: Mapping[str, int]) -> bool:
-    """Return whether ``--cpu_workers`` leaves every pool of the run as many workers as are wanted for it."""
-    assigned = _assigned(use, needs, _machine(use, None), _config(cpu_workers))
-    return all(assigned[stage.id].pool.workers >= wanted[pool.name] for pool in use.pools for stage in pool.stages)
+def cores_for(use: PipelineUse, deadline_s: float) -> int:
+    """Return how many cores the measured CPU seconds need to end in time."""
+    return _enough(use.cpu_seconds, deadline_s - fixed_seconds(use))
+
+
+def _pool_seconds(
+    use: PipelineUse, stages: Sequence[tuple[StageInfo, PoolUse]], workers: int, cores_each: float
+) -> float:
+    """Return how long the stages of a pool take with so many workers.
+
+    A stage that ran in a few bundles can't use more workers than it had bundles. A stage whose workers computed in
+    several threads, and waited for cores, takes less time in a worker with more cores.
+    """
+    total = longest = 0.0
+    for stage, pool in stages:
+        busy = use.busy.get(stage.id, 0.0)
+        if (pool.cpu_per_second or 0.0) > _MANY_THREADS and _is_saturated(use):
+            computed = use.cpu.get(stage.id, 0.0)
+            threads = math.ceil((pool.cpu_per_second or 1.0) - _MANY_THREADS + 1.0)
+            busy = min(busy, computed / max(1e-9, min(cores_each, threads)))
+        total += busy
+        bundles = use.bundles.get(stage.id, 0)
+        is_serial = 0 < bundles < _FEW_BUNDLES * pool.workers
+        longest = max(longest, busy / min(workers, bundles) if is_serial else 0.0)
+    return max(longest, total / workers)
+
+
+def _as_run_seconds(use: PipelineUse, pool: PoolUse) -> float:
+    return _pool_seconds(use, [(stage, pool) for stage in pool.stages], pool.workers, pool.info.cores_per_worker)
 
 
 def _assigned(
@@ -158,15 +209,20 @@ def _assigned(
     return assign(stages, machine, config, is_quiet=True)
 
 
+def _is_saturated(use: PipelineUse) -> bool:
+    """Return whether the workers wanted as many cores as the machine has."""
+    wanted = sum(pool.workers * (pool.cpu_per_second or 0.0) for pool in use.pools)
+    return wanted >= _SATURATED * use.newest.started.machine.cores
+
+
 def _usable_cores(use: PipelineUse) -> float:
     """Return the cores that the run could use: those that it did, if its workers wanted as many as the machine has.
 
     Other processes take their part of the cores, and more workers don't change that.
     """
     cores = use.newest.started.machine.cores
-    wanted = sum(pool.workers * (pool.cpu_per_second or 0.0) for pool in use.pools)
     worked = use.seconds - fixed_seconds(use)
-    if wanted < _SATURATED * cores or worked <= 0 or not use.cpu_seconds:
+    if not _is_saturated(use) or worked <= 0 or not use.cpu_seconds:
         return cores
     return min(float(cores), use.cpu_seconds / worked)
 
@@ -175,9 +231,13 @@ def _enough(work: float, seconds: float) -> int:
     return max(1, math.ceil(work / seconds - 1e-9)) if seconds > 0 else 1
 
 
-def _needs(asked: Resources) -> Needs:
-    count, kind = (parse_accelerator(asked.accelerator) or (0, "")) if asked.accelerator else (0, "")
-    return Needs(asked.ram, int(asked.cores), count, kind)
+def _asked(stage: StageInfo, pool: PoolUse) -> Needs:
+    """Return what a stage got: what it asked for, an accelerator that it ran on, and the bundles of a worker."""
+    asked = stage.asked
+    accelerator = asked.accelerator or ("count:1" if pool.info.devices else "")
+    count, kind = (parse_accelerator(accelerator) or (0, "")) if accelerator else (0, "")
+    bundles = pool.info.slots if pool.info.slots > 1 else 0
+    return Needs(asked.ram, int(asked.cores), count, kind, bundles)
 
 
 def _machine(use: PipelineUse, accelerators: int | None) -> Machine:
@@ -202,8 +262,7 @@ def _config(cpu_workers: int | None) -> EngineConfig:
 
 def _cpu_workers(use: PipelineUse) -> int | None:
     """Return ``--cpu_workers`` of the run: None if its pools are those that it gets without the option."""
-    asked = {stage.id: _needs(stage.asked) for stage in use.newest.started.stages}
-    assigned = _assigned(use, asked, _machine(use, None), _config(None))
+    assigned = _assigned(use, asked_needs(use), _machine(use, None), _config(None))
     usual = {id(each.pool): each.pool for each in assigned.values() if not each.pool.device_groups}
     found = [pool.info.workers for pool in use.pools if not pool.info.devices]
     return None if sorted(found) == sorted(pool.workers for pool in usual.values()) else sum(found) or None
@@ -219,10 +278,11 @@ def _workers(pool: Pool, given: list[PoolUse]) -> int:
 
 
 def _lived(pool: PoolUse, use: PipelineUse) -> float:
-    """Return the part of the run for which a worker of the pool was up, on average."""
-    if pool.bill is None or not pool.bill.peak_workers or not use.seconds:
+    """Return the part of the time since the first start for which a worker of the pool was up, on average."""
+    up = use.seconds - use.first_start
+    if pool.bill is None or not pool.bill.peak_workers or up <= 0:
         return 1.0
-    return min(1.0, pool.bill.worker_seconds / (pool.bill.peak_workers * use.seconds))
+    return min(1.0, pool.bill.worker_seconds / (pool.bill.peak_workers * up))
 
 
 def _info(pool: Pool, stages: list[StageInfo]) -> PoolInfo:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from luminosity._text import format_bytes, format_size
 from luminosity.engine.monitor.views.words import percent
 from luminosity.events import InferenceView
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
 
-__all__ = ["Advice", "PoolAdvice", "advise_pool", "min_ram_for", "step_names"]
+__all__ = ["Advice", "Gain", "PoolAdvice", "advise_pool", "min_ram_for", "step_names"]
 
 _RAM_MARGIN = 1.15  # the next run has other data
 _RAM_UNIT = 256 << 20
@@ -23,6 +23,8 @@ _FULL_BATCHES = 0.8
 _MANY_THROTTLED = 0.05  # of all requests to a server
 _FEW_BATCHES = 10  # fewer are not full for lack of rows
 
+Gain = Literal["needed", "saves", "no gain", ""]
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -31,6 +33,13 @@ class Advice:
     kind: str  # min_ram, cpu_count, accelerator, batches, requests, workers, deadline, branches, sharing
     write: str  # code or an option; empty if there is nothing to write
     why: str
+    # needed: without it, workers use more than they ask for; saves: money or time; no gain: neither, so it is not worth
+    # following; empty if that is not known.
+    gain: Gain = ""
+    # Predicted, if it is followed beside all other advice that is needed or saves: the part of the bill that it saves,
+    # below 0 if it costs more. None if it is not known.
+    saving: float | None = None
+    hints: dict[str, Any] = field(default_factory=dict[str, Any])  # that it changes, as in a file of hints
 
 
 @dataclass(frozen=True)
@@ -40,21 +49,26 @@ class PoolAdvice:
     use: PoolUse
     steps: tuple[str, ...]  # that hints can name
     advice: tuple[Advice, ...]
-    hints: dict[str, Any] = field(default_factory=dict[str, Any])  # of each of the steps, as in a file of hints
+
+    @property
+    def hints(self) -> dict[str, Any]:
+        """The hints that each of the steps should get, as in a file of hints: those that are needed or save."""
+        return {
+            name: value
+            for each in self.advice
+            if each.gain in ("needed", "saves")
+            for name, value in each.hints.items()
+        }
 
 
 def advise_pool(use: PoolUse, steps: tuple[str, ...]) -> PoolAdvice:
-    """Return what to write for the steps of a pool."""
-    hints: dict[str, Any] = {}
-    advice = [
-        found
-        for rule in (_min_ram, _cpu_count, _accelerator, _fewer_devices)
-        if (found := rule(use, steps, hints)) is not None
-    ]
+    """Return what to write for the steps of a pool. Whether it saves something is still to be predicted."""
+    rules = (_min_ram, _cpu_count, _accelerator, _fewer_devices)
+    advice = [found for rule in rules if (found := rule(use, steps)) is not None]
     advice += [found for view in use.inference if (found := _throttled(view)) is not None]
     if told := [why for view in use.inference if view.runs_on != "server" and (why := _why_batches(view))]:
         advice.append(Advice("batches", "lum bench", f"{'. '.join(told)}. It finds the settings of a model"))
-    return PoolAdvice(use, steps, tuple(advice), hints)
+    return PoolAdvice(use, steps, tuple(advice))
 
 
 def min_ram_for(peak: int) -> int:
@@ -93,17 +107,6 @@ def _prefixes(step: str) -> list[str]:
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
-def _size(size: int) -> str:
-    """Return a size exactly, in units of MB if that goes.
-
-    >>> _size(256_000_000), _size(5 << 28)
-    ('256MB', '1.25GiB')
-    """
-    if size % _RAM_UNIT == 0:
-        return format_size(size)
-    return f"{size // 1_000_000}MB" if size % 1_000_000 == 0 else f"{size}B"
-
-
 def _code(steps: tuple[str, ...], hint: str) -> str:
     """Return the code to write at a pool's steps."""
     top = [step for step in steps if "/" not in step]
@@ -112,57 +115,57 @@ def _code(steps: tuple[str, ...], hint: str) -> str:
     return f".with_resource_hints({hint})  # at {at}" if named else f".with_resource_hints({hint})"
 
 
-def _min_ram(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+def _min_ram(use: PoolUse, steps: tuple[str, ...]) -> Advice | None:
     if not use.peak_ram or not steps:
         return None
     wanted = min_ram_for(use.peak_ram)
     given, asked = use.info.ram_per_worker, use.info.asked.ram
     if use.peak_ram * _RAM_MARGIN <= asked <= wanted + _RAM_UNIT:
-        hints["min_ram"] = _size(asked)  # a small difference is not worth a change
-        return None
-    hints["min_ram"] = format_size(wanted)
+        return None  # a small difference is not worth a change
     peak = f"its largest worker used {format_bytes(use.peak_ram)}; 15% more, in steps of 256 MiB"
+    gain: Gain = ""
     if not asked:
-        had = f", and each worker was given {format_size(given)}" if given else ""
-        why = f"no step asks for RAM{had}; {peak}"
+        if given and use.peak_ram > given:
+            gain = "needed"
+            why = f"no step asks for RAM, and each worker was given {format_size(given)}, but {peak}"
+        else:
+            had = f", so each worker counts with its share of the machine, {format_size(given)}" if given else ""
+            why = f"no step asks for RAM{had}; {peak}"
     elif wanted < asked:
         why = f"its steps ask for {format_size(asked)}, but {peak}"
     elif use.peak_ram > asked:
+        gain = "needed"
         why = f"its steps ask for {format_size(asked)} only, but {peak}: on a full machine it may be killed"
     else:
+        gain = "needed"
         why = f"its steps ask for {format_size(asked)}, which leaves little room: {peak}"
-    return Advice("min_ram", _code(steps, f'min_ram="{format_size(wanted)}"'), why)
+    size = format_size(wanted)
+    return Advice("min_ram", _code(steps, f'min_ram="{size}"'), why, gain, hints={"min_ram": size})
 
 
-def _cpu_count(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+def _cpu_count(use: PoolUse, steps: tuple[str, ...]) -> Advice | None:
     if use.cpu_per_second is None or not steps:
         return None
     wanted = max(1, math.ceil(use.cpu_per_second - _CPU_TOLERANCE))
     asked = int(use.info.asked.cores)
-    if asked or wanted > 1:
-        hints["cpu_count"] = wanted
     if wanted == (asked or 1):
         return None
     what = "on average" if use.cpu_is_mean else "in 95% of the time at most"
     why = f"a worker took {use.cpu_per_second:.2f} CPU seconds in a second, {what}" + (
         f"; its steps ask for {asked} cores" if asked else ""
     )
-    return Advice("cpu_count", _code(steps, f'cpu_count="{wanted}"'), why)
+    return Advice("cpu_count", _code(steps, f'cpu_count="{wanted}"'), why, hints={"cpu_count": wanted})
 
 
-def _accelerator(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
-    if not use.info.devices:
+def _accelerator(use: PoolUse, steps: tuple[str, ...]) -> Advice | None:
+    if not use.info.devices or use.device_was_used is not False:
         return None
-    if use.device_was_used is False:
-        hints["accelerator"] = "count:0"
-        why = "its driver saw no work on the accelerator in the whole run"
-        return Advice("accelerator", _code(steps, 'accelerator="count:0"'), why)
-    if use.info.asked.accelerator:
-        hints["accelerator"] = use.info.asked.accelerator
-    return None
+    why = "its driver saw no work on the accelerator in the whole run"
+    hints = {"accelerator": "count:0"}
+    return Advice("accelerator", _code(steps, 'accelerator="count:0"'), why, hints=hints)
 
 
-def _fewer_devices(use: PoolUse, steps: tuple[str, ...], hints: dict[str, Any]) -> Advice | None:
+def _fewer_devices(use: PoolUse, steps: tuple[str, ...]) -> Advice | None:
     """Let fewer accelerators do the work of several that are mostly idle."""
     busy = sum(use.device_busy)
     if use.device_was_used is False or len(use.device_busy) < 2 or use.info.workers < 2:

@@ -7,14 +7,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luminosity._accelerators import parse_accelerator
+from luminosity._text import format_bytes, format_size
 from luminosity.engine.monitor.records import Record
 from luminosity.events import MachineInfo, PoolInfo, Snapshot, WorkerEnded, WorkerLost, WorkerStarted
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
 
-__all__ = ["Bill", "PoolBill", "bill_of", "bill_of_usage", "device_names", "money", "within_machine", "worker_usage"]
+__all__ = [
+    "Bill",
+    "PoolBill",
+    "bill_of",
+    "bill_of_usage",
+    "device_names",
+    "money",
+    "peak_ram",
+    "start_cpu",
+    "within_machine",
+    "worker_usage",
+]
 
 _HOUR = 3600.0
 _GIB = 1 << 30
+_MORE_CORES = 1.1  # times the given ones: less is within what the kernel counts
 _NOT_COUNTED = (
     "Not counted: machine shapes (you pay for whole machines), their start-up, the shortest time that is billed, disks "
     "and traffic."
@@ -53,8 +66,9 @@ class Bill:
 def bill_of(record: Record, prices: PriceSheet) -> Bill:
     """Return what the workers of a run cost so far: lifetimes times cores, RAM and devices at their prices.
 
-    The low end of the range takes the cheapest price list and the lifetimes of workers. The high end takes the dearest
-    one, and keeps as many workers as were up at once for the whole run.
+    A worker that used more RAM than it was given counts with what it used. The low end of the range takes the cheapest
+    price list and the lifetimes of workers. The high end takes the dearest one, and keeps as many workers as were up at
+    once for the whole run.
     """
     seconds = record.last.seconds if record.last is not None else 0.0
     machine = record.started.machine
@@ -65,7 +79,16 @@ def bill_of(record: Record, prices: PriceSheet) -> Bill:
     spans_of = {pool.name: [span for name, span in lives if name == pool.name] for pool in record.started.pools}
     lifetimes = {name: sum(end - start for start, end in spans) for name, spans in spans_of.items()}
     peaks = {name: _most_at_once(spans) for name, spans in spans_of.items()}
-    ones = {pool.name: worker_usage(pool, machine, notes) for pool in record.started.pools}
+    ones = {
+        pool.name: worker_usage(
+            pool,
+            machine,
+            notes,
+            peak_ram(record, pool.name),
+            _cpu_seconds(record, pool.name) / lifetimes[pool.name] if lifetimes[pool.name] else 0.0,
+        )
+        for pool in record.started.pools
+    }
     all_used = sum((ones[name].times(lifetimes[name] / _HOUR) for name in ones), Usage())
     all_kept = sum((ones[name].times(peaks[name] * seconds / _HOUR) for name in ones), Usage())
     pools: list[PoolBill] = []
@@ -107,12 +130,60 @@ def bill_of_usage(
     return Bill(prices.currency, costs[0], min(costs), high, pools, tuple(reasons), every, usage, seconds)
 
 
-def worker_usage(pool: PoolInfo, machine: MachineInfo, notes: list[str] | None = None) -> Usage:
-    """Return what one worker of a pool has for an hour."""
+def peak_ram(record: Record, pool: str) -> int:
+    """Return the largest memory of a worker of the pool, in bytes; 0 if the record does not hold it."""
+    views = record.last.workers if record.last is not None else ()
+    seen = [view.peak_resident for view in views if view.pool == pool]
+    seen += [e.peak_resident for e in record.happenings if isinstance(e, WorkerEnded) and e.pool == pool]
+    return max(seen, default=0)
+
+
+def _cpu_seconds(record: Record, pool: str) -> float:
+    """Return the CPU seconds of all workers of a pool; 0 if the record does not hold them."""
+    by_worker = {
+        view.worker: view.cpu_seconds
+        for view in (record.last.workers if record.last is not None else ())
+        if view.pool == pool
+    }
+    by_worker |= {e.worker: e.cpu_seconds for e in record.happenings if isinstance(e, WorkerEnded) and e.pool == pool}
+    return sum(by_worker.values())
+
+
+def start_cpu(record: Record) -> float:
+    """Return the CPU seconds that a worker takes to start: those beside its bundles; 0 if they are not known.
+
+    It takes at most the time until the first worker was up; what is left is for the talk with the runner.
+    """
+    starts = [event.seconds for event in record.happenings if isinstance(event, WorkerStarted)]
+    ends = [event.cpu_seconds for event in record.happenings if isinstance(event, WorkerEnded)]
+    if not starts or not ends or record.last is None:
+        return 0.0
+    beside = max(0.0, sum(ends) - sum(view.cpu_seconds for view in record.last.stages))
+    return min(beside / len(ends), min(starts))
+
+
+def worker_usage(
+    pool: PoolInfo, machine: MachineInfo, notes: list[str] | None = None, peak: int = 0, cores: float = 0.0
+) -> Usage:
+    """Return what one worker of a pool has for an hour: what it was given, or what it used if that is more.
+
+    ``peak`` is the most RAM that a worker used, and ``cores`` the cores that it used on average, if they are known.
+    """
     names = device_names(pool, machine, notes)
+    given = pool.ram_per_worker
+    if notes is not None and peak > given:
+        notes.append(
+            f"A worker of pool {pool.name!r} used {format_bytes(peak)}, more than the {format_size(given)} that it was "
+            "given: each of them is billed with what it used."
+        )
+    if notes is not None and cores > pool.cores_per_worker * _MORE_CORES:
+        notes.append(
+            f"A worker of pool {pool.name!r} used {cores:.1f} cores on average, more than the "
+            f"{pool.cores_per_worker:.2g} that it was given: each of them is billed with what it used."
+        )
     count = len(pool.devices) / max(1, pool.workers)
     devices = tuple((name, count / len(names)) for name in names)
-    return Usage(pool.cores_per_worker, pool.ram_per_worker / _GIB, devices)
+    return Usage(max(pool.cores_per_worker, cores), max(given, peak) / _GIB, devices)
 
 
 def device_names(pool: PoolInfo, machine: MachineInfo, notes: list[str] | None = None) -> tuple[str, ...]:

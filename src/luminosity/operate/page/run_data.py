@@ -104,8 +104,9 @@ class RunFiles:
         slim: Content = {
             **content,
             "happenings": [event for event in content["happenings"] if event["event"] in _FOR_BILLS],
-            "snapshots": [_slim(each) for each in (snapshots if _needs_snapshots(content) else snapshots[-1:])],
-            "ended": None if ended is None else {**ended, "last": _slim(ended["last"]), "metrics": []},
+            "snapshots": [*(map(_slim, snapshots[:-1]) if _needs_snapshots(content) else ())]
+            + [_slim(each, "workers") for each in snapshots[-1:]],
+            "ended": None if ended is None else {**ended, "last": _slim(ended["last"], "workers"), "metrics": []},
         }
         bill: Bill = bill_of(records.record_of(slim, path), self._prices)
         return asdict(bill)
@@ -147,8 +148,8 @@ def _state(content: Content, path: Path) -> str:
     return "running" if records.is_alive(content["process"], path) else "lost"
 
 
-def _slim(snapshot: Content) -> Content:
-    kept = ("event", "run", "seconds", "pools")  # the last one of a run, within its end, has no "event"
+def _slim(snapshot: Content, *more: str) -> Content:
+    kept = ("event", "run", "seconds", "pools", *more)  # the last one of a run, within its end, has no "event"
     return {name: snapshot[name] for name in kept if name in snapshot} | {"stages": []}
 
 
