@@ -139,6 +139,14 @@ RUNNER_FLAGS = (
         initial="auto",
     ),
     Flag(
+        "element_timeout",
+        "TIME",
+        "end a worker if no step of its bundle has taken or emitted an element for this long, such as 10s or 2m, and "
+        "try the element again; after 4 attempts the run fails and names the element",
+        default="no limit",
+        page="progress.md",
+    ),
+    Flag(
         "ray_address",
         "auto|HOST:PORT|local",
         "run on a Ray cluster: the one of this node (auto), the one whose head is at HOST:PORT, or a Ray that the run "

@@ -12,8 +12,10 @@ from typing import Any
 
 __all__ = [
     "LOST_WITH_NODE",
+    "Private",
     "describe_exit",
     "did_you_mean",
+    "duration",
     "first_line",
     "format_bytes",
     "format_size",
@@ -30,7 +32,14 @@ _NEAR = 0.6  # the least similarity of a suggestion: about one letter of three d
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)")
+_DAY_S = 86_400
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}  # by the first letter
+
+
+class Private(str):
+    """A text with data of the user, as an argument of a log message: handlers print it, records leave it out."""
+
+    __slots__ = ()
 
 
 def shorten(text: str, limit: int) -> str:
@@ -148,6 +157,24 @@ def parse_size(text: str) -> int | None:
         return None
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** _POWERS.get((match[2] or "").upper(), 0))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    >>> duration(0.84), duration(42.3), duration(605), duration(7500), duration(200_000)
+    ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min', '2 d 7 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 2 * _DAY_S:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // _DAY_S} d {whole % _DAY_S // 3600} h"
 
 
 def parse_duration(text: str) -> timedelta | None:

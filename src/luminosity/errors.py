@@ -31,6 +31,7 @@
     └── RunFailed (RuntimeError)              the run ended before the pipeline was done
         ├── StepFailed                        a step raised on every attempt, or what no retry can help
         ├── ElementKillsWorker                one element ended its worker on every attempt
+        ├── ElementTimeout                    one element took longer than --element_timeout on every attempt
         ├── WorkerStartFailed                 worker processes can't be started
         ├── SpillFailed                       the memory budget is used up and the disk is full
         ├── BlockLost                         the nodes of a cluster that held data are gone, or do not answer
@@ -57,6 +58,7 @@ __all__ = [
     "CheckpointFailed",
     "DriftError",
     "ElementKillsWorker",
+    "ElementTimeout",
     "EndpointError",
     "EvaluationError",
     "Fix",
@@ -301,6 +303,10 @@ class StepFailed(RunFailed):
 
 class ElementKillsWorker(RunFailed):
     """One element ended its worker process on every attempt."""
+
+
+class ElementTimeout(RunFailed):
+    """One element took longer than ``--element_timeout`` on every attempt."""
 
 
 class WorkerStartFailed(RunFailed):

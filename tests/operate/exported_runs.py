@@ -22,6 +22,7 @@ from luminosity.events import (
     Snapshot,
     StageInfo,
     StageView,
+    StallView,
     StreamView,
     WorkerEnded,
     WorkerStarted,
@@ -63,6 +64,12 @@ def user_metrics(many: int = 1) -> tuple[MetricView, ...]:
 def batch(view: Snapshot) -> Snapshot:
     """Return the same state of a run without streams."""
     return replace(view, stages=tuple(replace(stage, stream=None) for stage in view.stages))
+
+
+def stalled(view: Snapshot, seconds: float) -> Snapshot:
+    """Return the same state with a bundle of the last stage that does nothing."""
+    *others, last = view.stages
+    return replace(view, stages=(*others, replace(last, stalls=(StallView("Embed", seconds, worker="w2", pid=1),))))
 
 
 def with_device(view: Snapshot, busy: float, utilization: float | None) -> Snapshot:

@@ -18,7 +18,7 @@ from luminosity.cli.main import main
 from luminosity.operate.exported import text as text_module
 from luminosity.operate.exported.catalog import series_names
 from luminosity.operate.exported.text import ALERT_RULES, DASHBOARD, metrics_text
-from tests.operate.exported_runs import batch, ended, record, run_id, snapshot, started, with_device
+from tests.operate.exported_runs import batch, ended, record, run_id, snapshot, stalled, started, with_device
 from tests.operate.test_exported import PROMTOOL, rich_text
 
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
@@ -129,6 +129,8 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path, monkeypat
         case("done after a failure", failed_before, []),
         case("an older run failed later", failed_meanwhile, ["LuminosityRunFailed"]),
         case("stalled", export(busy), ["LuminosityRunStalled"], fresh),
+        case("hangs", export(stalled(busy, 300.0)), ["LuminosityStageStalled"], moves),
+        case("takes long once", export(stalled(busy, 90.0)), [], moves),
         case("silent", export(busy), ["LuminosityRunStalled", "LuminosityRunSilent"]),
         case("quiet stream", export(snapshot(1, 5.0)), [], fresh),
         case(
@@ -172,8 +174,13 @@ def expectations(rule: Mapping[str, Any], expected: Iterable[str], text: str) ->
         if "run_dir" in sample.labels
     }
     labels = {"pipeline": "reviews.py", "folder": "/jobs", "run": run_id(1), "run_dir": where}
-    value = {"LuminosityRunSilent": "39m 55s", "LuminosityWatermarkLag": "40m 2s", "LuminosityDeviceIdle": "1%"}
-    if rule["alert"] == "LuminosityWatermarkLag":
+    value = {
+        "LuminosityRunSilent": "39m 55s",
+        "LuminosityWatermarkLag": "40m 2s",
+        "LuminosityDeviceIdle": "1%",
+        "LuminosityStageStalled": "5m 0s",
+    }
+    if rule["alert"] in ("LuminosityWatermarkLag", "LuminosityStageStalled"):
         labels["stage"] = 'Embed "x"\\y'
     elif rule["alert"] == "LuminosityDeviceIdle":
         labels["device"] = "gpu:0"

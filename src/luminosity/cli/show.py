@@ -17,7 +17,7 @@ from luminosity.cli import runs
 from luminosity.engine.monitor.records import Record, find
 from luminosity.engine.monitor.views import inference, kafka, words
 from luminosity.engine.monitor.views.summary import summary
-from luminosity.events import BundleRetried, Event, MetricView, StageView, WorkerLost, to_json
+from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
 from luminosity.manifest.manifest import load
 
 __all__ = ["add_to", "show"]
@@ -90,7 +90,7 @@ def show(record: Record, as_json: bool = False) -> int:
         console.print()
     for text in happened[:_MOST_HAPPENINGS]:
         console.print(Text(text))
-    shown = (BundleRetried.__name__, WorkerLost.__name__)
+    shown = (BundleRetried.__name__, BundleStalled.__name__, WorkerLost.__name__)
     of_kind = record.left_out_of
     left_out = sum(of_kind.get(kind, 0) for kind in shown) if of_kind else record.left_out
     more = max(0, len(happened) - _MOST_HAPPENINGS) + left_out
@@ -176,7 +176,7 @@ def _shares(record: Record, stage_id: str) -> str:
     for snapshot in record.snapshots:
         for view in snapshot.stages:
             if view.id == stage_id and view.status != "done":
-                status = words.status(view)
+                status = "stalled" if view.stalled_seconds else words.status(view)
                 times[status] = times.get(status, 0.0) + max(snapshot.seconds - before, _LEAST_S)
         before = snapshot.seconds
     longest = sorted(times.items(), key=lambda each: -each[1])[:3]
@@ -187,6 +187,9 @@ def _happening(event: Event) -> str:
     after = words.duration(event.seconds)
     if isinstance(event, BundleRetried):
         return f"after {after}, step {event.step!r} failed, attempt {event.tries}: {event.exception}"
+    if isinstance(event, BundleStalled):
+        place = f", at {event.stall.place}" if event.stall.place else ""
+        return f"after {after}, {event.message}{place}"
     if isinstance(event, WorkerLost):
         return f"after {after}, a worker of pool {event.pool!r} {event.reason}; {event.bundles} bundle(s) ran again"
     return ""

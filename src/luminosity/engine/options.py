@@ -35,6 +35,8 @@ _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code 
 _STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
 _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
 _LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
+_LEAST_TIMEOUT_S = 1.0  # workers are asked a few times within it; a busy machine answers slowly
+_LONGEST_TIMEOUT_S = 24 * 3600.0
 _FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state")
 _ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of it after --restart
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
@@ -58,6 +60,7 @@ class EngineConfig:
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
+    element_timeout: float | None = None  # in seconds; None: elements may take as long as they like
     when_busy: str = "share"  # what to do if other runs hold what steps ask for
     run_dir: str | None = None
     manifest: str = "quick"  # how much digests read, or "off"
@@ -94,6 +97,7 @@ class EngineConfig:
             spill_dir=_folder("spill_dir", ours.spill_dir),
             threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
             debug=ours.debug,
+            element_timeout=_element_timeout(ours),
             save_failed=_new_file("save_failed", ours.save_failed),
             run_dir=ours.run_dir,
             manifest=_choice("manifest", ours.manifest),
@@ -259,13 +263,26 @@ def _renamed_steps(options: PipelineOptions) -> dict[str, str]:
     return given
 
 
-def _seconds(name: str, value: Any, least: float) -> float:
+def _element_timeout(ours: LuminosityOptions) -> float | None:
+    if ours.element_timeout is None:
+        return None
+    if ours.debug:
+        raise OptionError(
+            f"--debug and --element_timeout={ours.element_timeout}: expected only one of them, since --debug has no "
+            "worker that could be ended",
+            fix="debug without --element_timeout",
+        )
+    return _seconds("element_timeout", ours.element_timeout, _LEAST_TIMEOUT_S, _LONGEST_TIMEOUT_S)
+
+
+def _seconds(name: str, value: Any, least: float, longest: float = _LONGEST_INTERVAL_S) -> float:
     """Return a time in seconds."""
     found = _TIME.fullmatch(str(value).strip().lower())
     seconds = float(found[1]) * _UNITS_S[found[2]] if found is not None else -1.0
-    if not least <= seconds <= _LONGEST_INTERVAL_S:
-        shortest = f"from {least * 1000:g}ms " if least else ""
-        raise OptionError(f"--{name}={value}: expected a time {shortest}up to 1h, such as 50ms, 10s or 2m")
+    if not least <= seconds <= longest:
+        shortest = f"from {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'} " if least else ""
+        examples = "50ms, 10s or 2m" if least < 1 else "10s, 2m or 1h"
+        raise OptionError(f"--{name}={value}: expected a time {shortest}up to {longest / 3600:g}h, such as {examples}")
     return seconds
 
 

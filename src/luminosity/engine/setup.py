@@ -152,7 +152,12 @@ def set_up(
         launcher=process_launcher,
         config=config,
         metrics=metrics,
-        failures=Failures(codecs, 1 if config.debug else MAX_ATTEMPTS, saver.save if saver is not None else None),
+        failures=Failures(
+            codecs,
+            1 if config.debug else MAX_ATTEMPTS,
+            saver.save if saver is not None else None,
+            config.element_timeout,
+        ),
         prints=prints,
         clock=clock,
         test_streams=test_streams,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from luminosity.events.events import (
     BundleRetried,
+    BundleStalled,
     CheckpointDone,
     Event,
     LogMessage,
@@ -34,6 +35,7 @@ from luminosity.events.views import (
     PoolView,
     ProcessMemory,
     StageView,
+    StallView,
     Status,
     StreamView,
     WorkerView,
@@ -41,6 +43,7 @@ from luminosity.events.views import (
 
 __all__ = [
     "BundleRetried",
+    "BundleStalled",
     "CheckpointDone",
     "CheckpointView",
     "DeviceInfo",
@@ -66,6 +69,7 @@ __all__ = [
     "Snapshot",
     "StageInfo",
     "StageView",
+    "StallView",
     "Status",
     "StreamView",
     "Subscriber",

@@ -16,11 +16,13 @@ from luminosity.events.views import (
     PoolView,
     ProcessMemory,
     StageView,
+    StallView,
     WorkerView,
 )
 
 __all__ = [
     "BundleRetried",
+    "BundleStalled",
     "CheckpointDone",
     "Event",
     "LogMessage",
@@ -81,7 +83,8 @@ class Snapshot(Event):
     devices: tuple[DeviceView, ...] = ()
     memory: MemoryUse = MemoryUse()
     processes: ProcessMemory = ProcessMemory()
-    seconds_left: float | None = None  # estimated: the largest of all stages for which it is known
+    # Estimated: the largest of all stages for which it is known. None while a stage is stalled.
+    seconds_left: float | None = None
     workers: tuple[WorkerView, ...] = ()
     checkpoint: CheckpointView | None = None  # of a durable run
     metrics: tuple[MetricView, ...] = ()  # of user code so far; only in some snapshots, since it changes slowly
@@ -133,6 +136,15 @@ class BundleRetried(Event):
     elements: int
     traceback: str = ""  # whole, but bounded; without the element, which is data
     place: str = ""  # the user's own file and line, such as pipeline.py:12
+
+
+@dataclass(frozen=True)
+class BundleStalled(Event):
+    """A bundle does nothing any more. Comes again each time that this has lasted twice as long."""
+
+    message: str  # which step, for how long, and in which worker
+    stall: StallView
+    traceback: str = ""  # the worker's stack, from the user's code on; without values
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing_extensions import Never
 from luminosity.errors import RecordError
 from luminosity.events.events import (
     BundleRetried,
+    BundleStalled,
     CheckpointDone,
     Event,
     LogMessage,
@@ -36,6 +37,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerLost,
         WorkerEnded,
         BundleRetried,
+        BundleStalled,
         ModelLoaded,
         LogMessage,
         CheckpointDone,

@@ -17,6 +17,7 @@ __all__ = [
     "PoolView",
     "ProcessMemory",
     "StageView",
+    "StallView",
     "Status",
     "StreamView",
     "WorkerView",
@@ -117,6 +118,24 @@ class KafkaView:
 
 
 @dataclass(frozen=True)
+class StallView:
+    """A bundle in which no step has taken or emitted an element for long. Has no data of the user."""
+
+    step: str
+    seconds: float  # for how long
+    # What it does: works on one element, is in start_bundle or finish_bundle, sets its steps up, waits for a model that
+    # is loaded, or nothing: its worker does not answer.
+    doing: Literal["element", "start", "finish", "setup", "loading", "nothing"] = "element"
+    is_stalled: bool = True  # False if it may well take long: to set up, or to load a model
+    worker: str = ""
+    pid: int = 0  # 0 on a cluster
+    node: str = ""
+    state: str = ""  # of the process that it waits for, its worker or a model host: "stopped" or "does not answer"
+    waits_for: str = ""  # the model, if it waits for one
+    place: str = ""  # the user's own file and line
+
+
+@dataclass(frozen=True)
 class StageView:
     """The state of a stage at one moment."""
 
@@ -142,8 +161,14 @@ class StageView:
     cpu_seconds: float = 0.0
     peak_resident: int = 0  # bytes: the largest resident memory of a worker during or after one of its bundles
     output_bytes: int = 0  # encoded, that its committed bundles sent to other stages since this start
+    stalls: tuple[StallView, ...] = ()  # bundles that take long, the longest first; a few at most
     bundle_seconds: tuple[float, ...] = ()  # in the last snapshot: of a random sample of at most 64 committed bundles
     bundle_elements: tuple[int, ...] = ()  # the elements of the same bundles
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For how long the stage's longest stalled bundle has done nothing; 0 if none is stalled."""
+        return max((stall.seconds for stall in self.stalls if stall.is_stalled), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -465,7 +465,14 @@ def test_bundles_start_while_messages_wait(
     handled: list[object] = []
     monkeypatch.setattr(scheduler, "_HANDLE_S", handle_s)
     monkeypatch.setattr(Scheduler, "_handle", lambda _, message: handled.append(message))
-    loop = Scheduler(cast(Any, SimpleNamespace(stages=[], buffers={}, pools=[])), cast(Any, None))
+    parts = SimpleNamespace(
+        stages=[],
+        buffers={},
+        pools=[],
+        failures=SimpleNamespace(element=None),
+        config=SimpleNamespace(element_timeout=None),
+    )
+    loop = Scheduler(cast(Any, parts), cast(Any, SimpleNamespace(bundle_stalled=None)))
     for _ in range(3):
         loop.cancel()
     counts: list[int] = []

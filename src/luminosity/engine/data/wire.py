@@ -17,6 +17,7 @@ from luminosity.engine.spill import frames
 
 __all__ = [
     "BLOCK_BYTES",
+    "REPORT",
     "SOURCE_PREFIX",
     "STATE_SNAPSHOT",
     "STATE_WRITES",
@@ -48,6 +49,7 @@ BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, s
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
 
+REPORT = "luminosity:report"  # the key of what a bundle does, among the monitoring data about its progress
 USAGE = "luminosity:usage"  # the key of what a bundle has used, among the monitoring data of its response
 
 key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as in :func:`shard_index`

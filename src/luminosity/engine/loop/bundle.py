@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from luminosity.engine.loop.buffers import PendingOutput
     from luminosity.engine.loop.shard import Shard
     from luminosity.engine.loop.stage import StageRun
+    from luminosity.engine.loop.stalls import Stall
     from luminosity.engine.loop.workers import Worker
 
 __all__ = ["Attempt", "Bundle", "Deadlines", "Search", "new_instruction_id", "slice_blocks"]
@@ -66,6 +67,7 @@ class Attempt:
     )
     # The versions of unbounded side inputs that the bundle reads.
     side_versions: dict[LiveSideInput, int] = field(default_factory=dict[LiveSideInput, int])
+    stall: Stall | None = None  # that it takes long, and what is known about it
     given_back: int = 0  # whole elements that splits took
     given_back_size: float = 0.0  # the size of the work that splits took, if the stage is splittable
 
@@ -183,6 +185,30 @@ class Bundle:
         return [
             Bundle(self.stage, self.shards, first, self.timers, self.failures),
             Bundle(self.stage, self.shards, second, {}, self.failures),
+        ]
+
+    def without_element(self, read_id: str, index: int) -> list[Bundle]:
+        """Cut out one element: return the others, if there are any, and that element alone, which take over the input.
+
+        The timers stay with the others.
+        """
+        if self.pieces < 2:
+            return [self]
+        others: dict[str, list[Block]] = {}
+        alone: dict[str, list[Block]] = {}
+        for each, blocks in self.inputs.items():
+            codec, total = self.stage.codec(each), sum(block.count for block in blocks)
+            if each != read_id:
+                others[each] = slice_blocks(blocks, codec, 0, total)
+                continue
+            alone[each] = slice_blocks(blocks, codec, index, index + 1)
+            rest = slice_blocks(blocks, codec, 0, index) + slice_blocks(blocks, codec, index + 1, total)
+            if rest:
+                others[each] = rest
+        self.release()
+        return [
+            Bundle(self.stage, self.shards, others, self.timers, self.failures),
+            Bundle(self.stage, self.shards, alone, {}, self.failures),
         ]
 
     def _halves_of_timers(self) -> list[Bundle]:

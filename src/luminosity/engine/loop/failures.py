@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from luminosity._notebook import name_cells
 from luminosity._process_limits import explain_exit, oom_kills
 from luminosity._text import LOST_WITH_NODE, describe_exit
-from luminosity.engine.loop.bundle import Bundle, Search
+from luminosity.engine.loop.bundle import Bundle, Search, slice_blocks
+from luminosity.engine.loop.stalls import Overdue, headline
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.workers.elements import describe_input
 from luminosity.engine.workers.failure import Failure, describe_location
-from luminosity.errors import BlockLost, ElementKillsWorker, SpillFailed, StepFailed
+from luminosity.errors import BlockLost, ElementKillsWorker, ElementTimeout, Fix, SpillFailed, StepFailed
 
 __all__ = ["MAX_ATTEMPTS", "Failures", "Save"]
 
@@ -20,6 +22,10 @@ _LOGGER = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 4  # as Dataflow makes for a batch bundle
 
+_TIMEOUT_FIX = Fix(
+    "make the step faster or let it give up by itself, or pass a longer --element_timeout",
+    command="use a longer --element_timeout",
+)
 _DEBUG_FIX = "run with --debug: breakpoint() works only if everything runs in one process"
 
 # Saves a failed bundle so that it can be replayed, given the failure and the worker's exit code, if it exited. Returns
@@ -35,8 +41,15 @@ class Failures:
     then cut in halves until the one element is found that fails alone, and that element is saved.
     """
 
-    def __init__(self, codecs: Codecs, attempts: int = MAX_ATTEMPTS, save: Save | None = None) -> None:
+    def __init__(
+        self,
+        codecs: Codecs,
+        attempts: int = MAX_ATTEMPTS,
+        save: Save | None = None,
+        element_timeout: float | None = None,
+    ) -> None:
         self._codecs = codecs
+        self._element_timeout = element_timeout or 0.0
         self._attempts = attempts
         self._save = save
         self._oom_kills = oom_kills()
@@ -112,7 +125,7 @@ class Failures:
         bundle.exits += 1
         if bundle.exits < MAX_ATTEMPTS:
             return [bundle]
-        stage, element = bundle.stage.plan, _only_element(bundle, self._codecs)
+        stage, element = bundle.stage.plan, self._only_element(bundle)
         cause, fix = explain_exit(exit_code, self._oom_kills, is_here=bundle.stage.pool.plan.lease is None)
         lines = [
             f"the worker {describe_exit(exit_code)} in each of {MAX_ATTEMPTS} attempts to process one element",
@@ -126,6 +139,64 @@ class Failures:
             fix = None  # the line says what to do
         raise ElementKillsWorker("\n".join(lines), fix=fix)
 
+    def after_timeout(self, bundle: Bundle, overdue: Overdue) -> list[Bundle]:
+        """Return the bundles to run in place of ``bundle``, whose worker was ended because an element took too long.
+
+        The element is tried again alone, and bundles that only ran in the same worker are, too. Raises
+        ``ElementTimeout`` if it takes too long on every attempt.
+        """
+        if overdue.bundle is not bundle:
+            return [bundle]
+        stall, limit = overdue.stall, f"--element_timeout={self._element_timeout:g}s"
+        is_found = bundle.pieces == 1
+        if is_found:
+            stall = replace(stall, element=stall.element or self._only_element(bundle))
+            bundle.exits += 1
+        if not is_found or bundle.exits < MAX_ATTEMPTS:
+            _LOGGER.warning(
+                "%s, longer than %s: the worker is ended, and the element is tried again, attempt %d of %d%s%s%s",
+                headline(stall),
+                limit,
+                max(1, bundle.exits),
+                MAX_ATTEMPTS,
+                *stall.details(),
+            )
+            if is_found:
+                return [bundle]
+            if bundle.search is not None:
+                return _in_halves(bundle, bundle.search)
+            if overdue.place is None:
+                return bundle.halves()
+            others, alone = bundle.without_element(*overdue.place)
+            alone.exits = 1
+            return [others, alone]
+        summary = f"step {stall.step!r}: one element took longer than {limit} in each of {MAX_ATTEMPTS} attempts"
+        place, element, _ = stall.details()
+        text = f"{summary}{place}{element}"
+        if self._save is not None:
+            failure = Failure(summary, "", stall.step, element=stall.element)
+            text = f"{text}\n{self._save(bundle, failure, None)}"
+        stack = f"The worker's stack when it was ended:\n{stall.stack}\n\n" if stall.stack else ""
+        raise ElementTimeout(f"{stack}{text}", headline=summary, summary=text, fix=_TIMEOUT_FIX)
+
+    def element(self, bundle: Bundle, read_id: str, index: int) -> str:
+        """Return one line about an element of a bundle, given its read and its place there."""
+        coder_id = next(read.coder_id for read in bundle.stage.plan.reads if read.transform_id == read_id)
+        parts = slice_blocks(bundle.inputs[read_id], bundle.stage.codec(read_id), index, index + 1)
+        try:
+            return describe_input(self._codecs.impl(coder_id).decode_nested(parts[0].data()).value)
+        except Exception as error:  # the coder is the user's
+            return f"<can't be decoded: {type(error).__name__}>"
+        finally:
+            for part in parts:
+                part.release()
+
+    def _only_element(self, bundle: Bundle) -> str:
+        for read in bundle.stage.plan.reads:
+            if bundle.inputs.get(read.transform_id):
+                return self.element(bundle, read.transform_id, 0)
+        return f"a timer of {', '.join(family for _, family in bundle.timers)}"
+
 
 def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:
     """Return two halves that are attempted once each. The search's error ends the run if neither fails."""
@@ -134,10 +205,3 @@ def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:
     for half in halves:
         half.search = search
     return halves
-
-
-def _only_element(bundle: Bundle, codecs: Codecs) -> str:
-    for read in bundle.stage.plan.reads:
-        for block in bundle.inputs.get(read.transform_id, ()):
-            return describe_input(codecs.impl(read.coder_id).decode_nested(block.data()).value)
-    return f"a timer of {', '.join(family for _, family in bundle.timers)}"

@@ -18,6 +18,7 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stalls import Stall
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
@@ -145,6 +146,10 @@ class LoopListener(Protocol):
 
     def worker_ended(self, worker: Worker) -> None:
         """Note that the process of a worker that the loop has ended is gone, or will be soon."""
+        ...
+
+    def bundle_stalled(self, bundle: Bundle, stall: Stall) -> None:
+        """Note that a bundle does not go on. Called again when that has lasted for twice as long."""
         ...
 
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:

@@ -21,6 +21,7 @@ from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.staff import Staff
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stalls import Stalls
 from luminosity.engine.loop.workers import (
     CancelRequested,
     CheckpointWritten,
@@ -88,6 +89,7 @@ class Scheduler:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
         self._staff = Staff(parts, self._messages.put)
+        self._stalls = Stalls(listener.bundle_stalled, parts.failures.element, parts.config.element_timeout)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._is_pumping = False
         self._has_changed = False  # whether bundles have ended since the watermarks were computed
@@ -321,6 +323,7 @@ class Scheduler:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
+        self._stalls.look(self._staff.workers, now)
         for worker in self._staff.workers:
             self._staff.kill_if_late(worker, now)
             if worker.process is not None and worker.process.is_leaving():
@@ -381,6 +384,7 @@ class Scheduler:
                 splits.apply(bundle, bundle.attempt, message.response, time.monotonic())
                 self._finish_if_complete(bundle)
                 return
+        self._stalls.answered(message.worker, message.response, time.monotonic())
 
     def _finish_if_complete(self, bundle: Bundle) -> None:
         """Commit the bundle's attempt, or give it up and retry, if everything that the worker sends has arrived."""
@@ -426,9 +430,12 @@ class Scheduler:
             return
         for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
             del self._finalizing[instruction_id]
-        self._listener.worker_lost(worker, describe_exit(code))
+        overdue = worker.overdue
+        self._listener.worker_lost(
+            worker, describe_exit(code) if overdue is None else "was ended: an element took too long"
+        )
         self._staff.check_start(worker, code)
-        if worker.bundles:
+        if worker.bundles and overdue is None:
             _LOGGER.warning(
                 "a worker of pool %r %s; its bundles (%d) are retried",
                 worker.pool.plan.name,
@@ -439,8 +446,11 @@ class Scheduler:
         for bundle in lost:
             assert bundle.attempt is not None
             give_up(bundle, bundle.attempt, self._parts)
-            was_alone = len(lost) == 1
-            bundle.stage.retry(bundle, self._parts.failures.after_exit(bundle, code, was_alone))
+            if overdue is None:
+                bundles = self._parts.failures.after_exit(bundle, code, was_alone=len(lost) == 1)
+            else:
+                bundles = self._parts.failures.after_timeout(bundle, overdue)
+            bundle.stage.retry(bundle, bundles)
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._has_changed = True

@@ -16,6 +16,7 @@ from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
 from luminosity.engine.loop.metrics import BusyTime
+from luminosity.engine.loop.stalls import Overdue
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.resources.nodes import LeaseNeeds
@@ -57,6 +58,7 @@ class Worker:
         self.is_leaving = False  # its machine will be gone soon: it gets no more bundles
         self.is_stopping = False
         self.has_exited = False
+        self.overdue: Overdue | None = None  # why it is ended, if an element took too long
         self.process: Process | None = None
         self.connection: WorkerConnection | None = None
         self.bundles: dict[str, Bundle] = {}  # those that run here, by instruction id

@@ -19,7 +19,7 @@ _SAMPLES = ("bundle_seconds", "bundle_elements")
 _LEAST_SNAPSHOTS = 150  # points that a chart needs: larger snapshots lose details
 
 # What snapshots keep of their parts, in full and in short, if a record has no room for all.
-_LEAST_OF_STAGE = frozenset(("id", "status", "by", "elements", "rate", "queued", "running", "busy_seconds"))
+_LEAST_OF_STAGE = frozenset(("id", "status", "by", "elements", "rate", "queued", "running", "busy_seconds", "stalls"))
 _OF_STAGE = _LEAST_OF_STAGE | {"queued_bytes", "workers", "cpu_seconds", "stream", "inference", "kafka"}
 _OF_WORKER = frozenset(("worker", "pool", "cpu_seconds", "resident"))
 _FIELDS = {"stages": (_OF_STAGE, _LEAST_OF_STAGE), "workers": (_OF_WORKER, frozenset[str]())}

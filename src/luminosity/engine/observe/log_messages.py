@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from luminosity._text import shorten, shorten_middle
+from luminosity._text import Private, shorten, shorten_middle
 from luminosity.engine.fnapi.logs import WorkerOrigin, worker_origin
 from luminosity.manifest.masking import mask_text
 
@@ -152,7 +152,7 @@ class LogCapture:
 
 def _logged(record: logging.LogRecord, origin: WorkerOrigin | None) -> Logged:
     try:
-        message = record.getMessage()
+        message = _without_data(record)
     except Exception:  # the arguments don't fit, or the str() of one raises: logging reports it where it prints
         message = str(record.msg)
     trace = "" if origin is None else origin.traceback
@@ -167,6 +167,13 @@ def _logged(record: logging.LogRecord, origin: WorkerOrigin | None) -> Logged:
         "" if origin is None else origin.step,
         bounded_traceback(trace),
     )
+
+
+def _without_data(record: logging.LogRecord) -> str:
+    arguments = record.args
+    if not isinstance(arguments, tuple) or not any(isinstance(each, Private) for each in arguments):
+        return record.getMessage()
+    return str(record.msg) % tuple("" if isinstance(each, Private) else each for each in arguments)
 
 
 def _level(number: int) -> Level:

@@ -47,6 +47,7 @@ class StageProgress:
         self._bundles_seen = 0
         self._began_at: float | None = None
         self._updated_at = 0.0
+        self._news_at = 0.0  # when a bundle was committed last
         self._clock = 0.0  # seconds in which it could work: the time without input says nothing about its speed
         self._element_rate = RecentRate(0.0)
         self._work_pace = Pace(0.0)
@@ -57,11 +58,13 @@ class StageProgress:
         self.inference: tuple[InferenceView, ...] = inference_views(stage, metrics)  # of an earlier start
         self.kafka = KafkaProgress(stage.id, metrics)
 
-    def update(self, seconds: float, running: int, waiting: int, arrived: float | None) -> None:
+    def update(
+        self, seconds: float, running: int, waiting: int, arrived: float | None, *, is_stalled: bool = False
+    ) -> None:
         """Recompute all attributes, ``seconds`` after the run's start.
 
         ``running`` bundles run, ``waiting`` elements are not committed, and the fraction ``arrived`` of the stage's
-        input has arrived.
+        input has arrived. If ``is_stalled``, one of the bundles does nothing: when it ends is not known.
         """
         has_news = self._stage.bundles_done != self._bundles_seen
         if has_news:
@@ -85,8 +88,12 @@ class StageProgress:
         if has_news:
             self._element_rate.reached(seconds, self.elements)
             self._work_pace.reached(self._clock, self._done())
-        self.rate = self._element_rate.per_second(seconds)
+            self._news_at = seconds
+        is_quiet = is_stalled and seconds - self._news_at >= _WINDOW_S
+        self.rate = 0.0 if is_quiet else self._element_rate.per_second(seconds)
         self._estimate(seconds, self._began_at, waiting, arrived)
+        if is_stalled:
+            self.seconds_left = None
 
     def _estimate(self, seconds: float, began_at: float, waiting: int, arrived: float | None) -> None:
         self.fraction = self.seconds_left = None

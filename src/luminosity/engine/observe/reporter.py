@@ -13,18 +13,20 @@ from typing import Literal
 from luminosity._notebook import name_cells
 from luminosity._text import first_line
 from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.stalls import Stall, headline
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.monitor.subscribers import EventStream
 from luminosity.engine.monitor.worker_sampling import WorkerSampler
 from luminosity.engine.observe.inference_progress import LoadedModels
 from luminosity.engine.observe.log_messages import LogCapture, Logged, bounded_traceback
 from luminosity.engine.observe.run_names import RunName
-from luminosity.engine.observe.snapshots import Snapshots
+from luminosity.engine.observe.snapshots import Snapshots, stall_view
 from luminosity.engine.observe.user_metrics import MOST_METRICS
 from luminosity.engine.workers.failure import Failure, describe_location
 from luminosity.errors import RunFailed, StepFailed
 from luminosity.events import (
     BundleRetried,
+    BundleStalled,
     CheckpointDone,
     LogMessage,
     MachineInfo,
@@ -205,6 +207,18 @@ class Reporter:
                 lifetime_seconds=_lifetime(worker),
                 cpu_seconds=last.cpu_seconds if last is not None else 0.0,
                 peak_resident=last.peak_resident if last is not None else 0,
+            )
+        )
+
+    def bundle_stalled(self, bundle: Bundle, stall: Stall) -> None:
+        """Emit that a bundle does nothing any more, without its element, which is data."""
+        self._stream.emit(
+            BundleStalled(
+                self.run_id,
+                self._seconds(),
+                mask_text(headline(stall)),
+                stall_view(stall),
+                traceback=bounded_traceback(name_cells(stall.stack)),
             )
         )
 

@@ -11,6 +11,7 @@ from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stalls import Stall
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.monitor.sampling import Sampler
 from luminosity.engine.observe.inference_progress import Views
@@ -18,6 +19,7 @@ from luminosity.engine.observe.progress import StageProgress, StreamProgress
 from luminosity.engine.observe.user_metrics import user_metrics
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.hints import largest
+from luminosity.engine.workers.failure import describe_location
 from luminosity.events import (
     CheckpointView,
     DeviceView,
@@ -30,10 +32,14 @@ from luminosity.events import (
     Snapshot,
     StageInfo,
     StageView,
+    StallView,
     Status,
 )
+from luminosity.manifest.masking import mask_text
 
-__all__ = ["Snapshots", "pool_view"]
+__all__ = ["Snapshots", "pool_view", "stall_view"]
+
+_MOST_STALLS = 4  # of a stage: with hundreds of workers, all may wait for the same thing
 
 
 class Snapshots:
@@ -116,7 +122,7 @@ class Snapshots:
             devices=self._device_views(seconds),
             memory=self._memory(),
             processes=self._sampler.processes if cluster is None else self._processes_of_all_nodes(),
-            seconds_left=max((s.seconds_left for s in stages if s.seconds_left is not None), default=None),
+            seconds_left=_seconds_left(stages),
             workers=self._sampler.workers.views(None if is_last else running),
             checkpoint=self.checkpoint(seconds),
             metrics=tuple(metrics),
@@ -183,7 +189,9 @@ class Snapshots:
         status, by = self._statuses.status(stage, len(running))
         progress, stream = self._progress[stage.id], self._streams.get(stage.id)
         sample = stage.usage.sample.kept if is_last else []  # not while the run goes on: it would swell every snapshot
-        progress.update(seconds, len(running), waiting, self._arrived(stage))
+        stalls = _stalls(running)
+        is_stalled = any(stall.is_stalled for stall in stalls)
+        progress.update(seconds, len(running), waiting, self._arrived(stage), is_stalled=is_stalled)
         return StageView(
             stage.id,
             status,
@@ -205,6 +213,7 @@ class Snapshots:
             cpu_seconds=round(stage.usage.cpu_seconds, 6),
             peak_resident=stage.usage.peak_resident,
             output_bytes=stage.usage.output_bytes,
+            stalls=stalls,
             bundle_seconds=tuple(round(seconds, 6) for seconds, _ in sample),
             bundle_elements=tuple(elements for _, elements in sample),
         )
@@ -248,6 +257,35 @@ def pool_view(pool: PoolRun, seconds: float) -> PoolView:
         waiting=len(waiting),
         waits_for=waiting[0] if waiting else "",
     )
+
+
+def stall_view(stall: Stall) -> StallView:
+    """Return what views and records show of a bundle that takes long."""
+    return StallView(
+        stall.step,
+        round(stall.seconds, 1),
+        stall.doing,
+        stall.is_stalled,
+        worker=stall.worker,
+        pid=stall.pid,
+        node=stall.node,
+        state=stall.state,
+        waits_for=mask_text(stall.waits_for),
+        place=describe_location(stall.location) if stall.location else "",
+    )
+
+
+def _stalls(running: Iterable[Bundle]) -> tuple[StallView, ...]:
+    found = [bundle.attempt.stall for bundle in running if bundle.attempt is not None and bundle.attempt.stall]
+    found.sort(key=lambda stall: (stall.is_stalled, stall.seconds), reverse=True)
+    return tuple(stall_view(stall) for stall in found[:_MOST_STALLS])
+
+
+def _seconds_left(stages: Sequence[StageView]) -> float | None:
+    """Return the longest time that a stage needs; None if none is known, or a stage may need any time."""
+    if any(stage.stalled_seconds for stage in stages):
+        return None
+    return max((stage.seconds_left for stage in stages if stage.seconds_left is not None), default=None)
 
 
 def _fraction(some: float, whole: float) -> float:

@@ -21,7 +21,10 @@ from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_
 __all__ = [
     "Failure",
     "describe_location",
+    "element_of",
+    "from_users_code_on",
     "is_of_main",
+    "location_of",
     "original",
     "user_traceback",
 ]
@@ -90,8 +93,8 @@ class Failure:
             exception=f"{name}: {message}" if message else name,
             traceback=trace.replace(text, message) if fix is not None else trace,
             step=step.group(1) if step else "",
-            location=elsewhere or _location(frames),
-            element=str(getattr(first, ELEMENT_AT_FAULT, "")) or _element(frames),
+            location=elsewhere or location_of(frames),
+            element=str(getattr(first, ELEMENT_AT_FAULT, "")) or element_of(frames),
             fix=fix,
             may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(is_users(frame) for frame, _ in frames)),
         )
@@ -141,7 +144,13 @@ def is_of_main(error: BaseException) -> bool:
     return bool(users) and users[-1].f_globals.get("__name__") == "__main__"
 
 
-def _location(frames: list[tuple[FrameType, int]]) -> str:
+def from_users_code_on(frames: list[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    """Return the frames from the first one of the user's code on; all of them if none is the user's."""
+    first = next((place for place, (frame, _) in enumerate(frames) if is_users(frame)), 0)
+    return frames[first:]
+
+
+def location_of(frames: list[tuple[FrameType, int]]) -> str:
     """Return the innermost line of the user's code, or else of an installed package."""
     for frame, line in reversed(frames):
         if is_users(frame):
@@ -170,7 +179,7 @@ def _location_elsewhere(error: BaseException) -> str:
     return ""
 
 
-def _element(frames: list[tuple[FrameType, int]]) -> str:
+def element_of(frames: list[tuple[FrameType, int]]) -> str:
     """Return the element that the step got: the first argument of the outermost call into the user's code.
 
     If no user code runs, as when a coder fails, return the element that Beam's own input or output step holds.

@@ -28,7 +28,9 @@ from apache_beam.runners.worker import (
 from apache_beam.utils.counters import CounterFactory
 
 from luminosity import _descendants
+from luminosity._hangs import write_stacks_on_signal
 from luminosity._text import parse_size
+from luminosity.engine.data import wire
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.fnapi.security import WorkerAccess
 from luminosity.engine.spill.quota import WriterQuota
@@ -37,6 +39,7 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models, secure_channels, shared_objects
 from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
+from luminosity.engine.workers.sdk.bundle_report import report_of
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
@@ -77,6 +80,20 @@ class ReportingHarness(sdk_worker.SdkHarness):
                 )
             self._responses.put(response)
 
+    def _request_process_bundle_progress(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Answer what a bundle does now, in place of Beam's counters, which the runner does not ask for.
+
+        On a thread of its own: Beam's thread for such requests may wait for a split, and a split for user code.
+        """
+
+        def answer() -> beam_fn_api_pb2.InstructionResponse:
+            report = report_of(self._bundle_processor_cache, request.process_bundle_progress.instruction_id)
+            response = beam_fn_api_pb2.InstructionResponse(instruction_id=request.instruction_id)
+            response.process_bundle_progress.monitoring_data[wire.REPORT] = self._named(report.to_json()).encode()
+            return response
+
+        threading.Thread(target=self._execute, args=(answer, request), name="luminosity-report", daemon=True).start()
+
     def _named(self, failure: str) -> str:
         """Return a failure that names the user's own files, not those of a copy."""
         if self.copied is None:
@@ -112,6 +129,7 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if threading.current_thread() is threading.main_thread():
         # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    write_stacks_on_signal()
     printed.print_to(request.prints)
     printed.prepare_streams()
     os.environ.clear()

@@ -75,6 +75,11 @@ _METRICS = (
     _counter("stage_bundles", _STAGE, "Committed bundles"),
     _counter("stage_retries", _STAGE, "Failed attempts of bundles"),
     _counter("stage_busy_seconds", _STAGE, "Time of workers in the stage's bundles"),
+    _gauge(
+        "stage_stalled_seconds",
+        _STAGE,
+        "For how long the stage's longest stalled bundle has taken or emitted no element; 0 if none is stalled",
+    ),
     _counter("stage_cpu_seconds", _STAGE, "CPU time of workers in the stage's committed bundles, if it is known"),
     _counter("stage_output_bytes", _STAGE, "Output of the stage, estimated from a sample, if it is known"),
     _gauge("stage_queued_elements", _STAGE, "Elements that wait in the stage's input queues"),

@@ -126,6 +126,7 @@ def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> 
     yield _sample("stage_bundles", labels, view.bundles)
     yield _sample("stage_retries", labels, view.retries)
     yield _sample("stage_busy_seconds", labels, view.busy_seconds)
+    yield _sample("stage_stalled_seconds", labels, view.stalled_seconds)
     yield from _positive("stage_cpu_seconds", labels, view.cpu_seconds)
     yield from _positive("stage_output_bytes", labels, view.output_bytes)
     yield _sample("stage_queued_elements", labels, view.queued)

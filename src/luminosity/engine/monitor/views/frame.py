@@ -32,6 +32,7 @@ _LEAST_STATUS = 20  # columns
 _MOST_RESOURCES = 6  # lines for pools and devices
 _MOST_MODELS = 4  # lines
 _MOST_KAFKA = 4  # lines
+_MOST_STALLS = 3  # lines
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class _Column:
 
 _COLUMNS = (
     _Column("elements", 9, 0, lambda s: words.number(s.elements)),
-    _Column("rate", 9, 0, lambda s: words.rate(s.rate)),
+    _Column("rate", 9, 0, lambda s: words.rate(s.rate) or ("0/s" if s.stalled_seconds else "")),
     _Column("behind", 11, 0, lambda s: _behind(s.stream), of_streams=True),
     _Column("backlog", 7, 90, lambda s: _backlog(s.stream), of_streams=True),
     _Column("late", 5, 100, lambda s: _late(s.stream), of_streams=True),
@@ -79,6 +80,7 @@ def _backlog(stream: StreamView | None) -> str:
 def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group:
     """Return a frame that fits into ``width`` columns and ``height`` lines. The last line is left for the cursor."""
     resources = [
+        *_stalls(snapshot.stages),
         *kafka.lines(kafka.of(snapshot), width, _MOST_KAFKA),
         *inference.lines(inference.of(snapshot), width, _MOST_MODELS),
         *_resources(snapshot, width),
@@ -90,6 +92,14 @@ def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group
         lines.append(Text(_counts(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
     lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in (*resources, _memory(snapshot))]
     return Group(*lines, Text())
+
+
+def _stalls(stages: Sequence[StageView]) -> list[str]:
+    """Return a line for each stage with a bundle that takes long; if there are many, the last line counts the rest."""
+    lines = [words.stall(stage.stalls[0]) for stage in stages if stage.stalls]
+    if len(lines) > _MOST_STALLS:
+        lines = [*lines[: _MOST_STALLS - 1], f"and {len(lines) - _MOST_STALLS + 1} more stages that take long"]
+    return lines
 
 
 def _memory(snapshot: Snapshot) -> str:
@@ -122,7 +132,7 @@ def _choose(stages: Sequence[StageView], room: int) -> tuple[list[StageView], li
     """Return the stages to show, in the pipeline's order, and the others."""
     if len(stages) <= room:
         return list(stages), []
-    by_importance = sorted(stages, key=lambda stage: _IMPORTANCE.index(stage.status))
+    by_importance = sorted(stages, key=lambda stage: (not stage.stalls, _IMPORTANCE.index(stage.status)))
     chosen = {stage.id for stage in by_importance[:room]}
     return [s for s in stages if s.id in chosen], [s for s in stages if s.id not in chosen]
 
@@ -157,8 +167,12 @@ def _table(run: RunStarted, stages: Sequence[StageView], width: int) -> list[Tex
         label = words.shortened(labels[stage.id], label_width)
         numbers = (column.text(stage) for column in columns)
         style = "dim" if stage.status == "done" else ""
-        lines.append(row(label, numbers, words.status(stage, status_width), style, _STYLES[stage.status]))
+        lines.append(row(label, numbers, words.status(stage, status_width), style, _style(stage)))
     return lines
+
+
+def _style(stage: StageView) -> str:
+    return "bold red" if stage.stalled_seconds else _STYLES[stage.status]
 
 
 def _has_content(column: _Column, stages: Sequence[StageView]) -> bool:

@@ -74,6 +74,7 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
         *(_stage(labels[stage.id], stage) for stage in active[:_MOST_STAGES]),
         f"{busy} of {slots} slots busy",
     ]
+    parts += [words.stall(stage.stalls[0]) for stage in stages if stage.stalls]
     parts += [f"pool {pool.name}: {words.waiting(pool)}" for pool in snapshot.pools if pool.waiting]
     if snapshot.seconds_left:
         parts.append(f"about {words.duration(snapshot.seconds_left)} left")
@@ -92,12 +93,16 @@ def _stage(label: str, stage: StageView) -> str:
         parts = [f"{label}: {words.stream_parts(stage)[0]}", *words.stream_parts(stage)[1:]]
     else:
         parts = [f"{label}: {words.number(stage.elements)} done"]
-        if stage.rate:
-            parts.append(words.rate(stage.rate))
+        if stage.rate or stage.stalled_seconds:
+            parts.append(words.rate(stage.rate) or "0/s")
         if stage.fraction is not None:
             parts.append(words.percent(stage.fraction))
     # A stage that keeps up with its stream is idle most of the time.
-    if stage.status != "busy" and (stage.stream is None or stage.status in ("held back", "needs worker")):
+    if (
+        not stage.stalls
+        and stage.status != "busy"
+        and (stage.stream is None or stage.status in ("held back", "needs worker"))
+    ):
         parts.append(words.status(stage, _LABEL_CHARACTERS))
     if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
         parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]

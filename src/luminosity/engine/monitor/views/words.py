@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import takewhile
 
-from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunStarted, StageView, StreamView
+from luminosity._text import duration
+from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunStarted, StageView, StallView, StreamView
 
 __all__ = [
     "amount",
@@ -21,6 +22,7 @@ __all__ = [
     "percent",
     "rate",
     "shortened",
+    "stall",
     "status",
     "stream_parts",
     "titles",
@@ -36,24 +38,6 @@ _LEAST_BRACKETS = 12  # columns in which a label has room for brackets
 _DIGEST_CHARACTERS = 23  # enough to tell versions apart; `lum show --json` has all
 _NODE_CHARACTERS = 8  # of a node's id: enough to tell nodes of one machine apart
 _AHEAD_S = 1.0  # clocks differ by less
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units.
-
-    >>> duration(0.84), duration(42.3), duration(605), duration(7500), duration(200_000)
-    ('0.8 s', '42 s', '10 min 5 s', '2 h 5 min', '2 d 7 h')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 2 * _DAY_S:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // 3600} h"
 
 
 def milliseconds(seconds: float) -> str:
@@ -225,7 +209,11 @@ def status(stage: StageView, width: int = 80) -> str:
     'held back by Embed'
     >>> status(StageView("s1", "starved", ("Embed",), stream=StreamView()))
     'idle'
+    >>> status(StageView("s1", "busy", stalls=(StallView("Embed", 42.0),)))
+    'stalled for 42 s'
     """
+    if stage.stalls:
+        return _stalled(stage.stalls[0])
     if stage.status == "starved" and stage.stream is not None and not stage.queued:
         return "idle"  # the usual state of a stage that keeps up with its stream
     if stage.status == "busy":
@@ -235,6 +223,34 @@ def status(stage: StageView, width: int = 80) -> str:
     if stage.status == "waiting":
         return _with("waits for", stage.by, width) if stage.by else "waits for its time"
     return _with(f"{stage.status} by", stage.by, width) if stage.by else stage.status
+
+
+def _stalled(stall: StallView) -> str:
+    if stall.is_stalled:
+        return f"stalled for {duration(stall.seconds)}"
+    return f"{'loads a model' if stall.doing == 'loading' else 'sets up'} for {duration(stall.seconds)}"
+
+
+def stall(view: StallView) -> str:
+    """Return where a bundle takes long: its step, its worker and the line of the user's code.
+
+    >>> stall(StallView("Embed", 42.0, worker="w3", pid=1234, place="job.py:12"))
+    'stalled for 42 s: Embed in worker w3 (pid 1234) at job.py:12'
+    >>> stall(StallView("Embed", 42.0, "nothing", worker="w3", pid=1234, state="stopped"))
+    'stalled for 42 s: Embed in worker w3 (pid 1234), which is stopped'
+    >>> stall(StallView("Embed", 120.0, "loading", False, worker="w3", waits_for="the model bert"))
+    'loads a model for 2 min 0 s: Embed in worker w3, the model bert'
+    """
+    where = f"worker {view.worker}"
+    if view.pid:
+        where += f" (pid {view.pid})"
+    if view.node:
+        where += f" on node {view.node[:_NODE_CHARACTERS]}"
+    waits = f" waits for {view.waits_for}" if view.waits_for and view.is_stalled else ""
+    model = f", {view.waits_for}" if view.waits_for and not view.is_stalled else ""
+    state = {"": "", "stopped": ", which is stopped"}.get(view.state, ", which does not answer")
+    place = f" at {view.place}" if view.place else ""
+    return f"{_stalled(view)}: {view.step}{waits} in {where}{model}{state}{place}"
 
 
 def _with(beginning: str, names: Sequence[str], width: int) -> str:

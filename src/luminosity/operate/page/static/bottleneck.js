@@ -1,5 +1,6 @@
 // Which stage sets the pace of a run, and whom it holds back.
 
+import { stalledOf } from "./status.js";
 import { computes, count, counted, duration, listed, percent } from "./words.js";
 
 const YEAR_S = 365 * 86_400; // a lag beyond it says that the times of elements are not those of today
@@ -15,6 +16,8 @@ export function bottleneck(run) {
   if (!views.size) return { ...nothing, parts: run.isLive ? ["The first figures arrive within a second."] : [] };
   if (!run.isLive) return { ...nothing, ...pastBottleneck(run, infos, views) };
 
+  const stuck = stalled(infos, views);
+  if (stuck) return { ...nothing, ...stuck };
   const found = follow(infos, views);
   if (!found || (run.isStream && !found.heldBack.size)) return { ...nothing, parts: quiet(run, infos, views) };
   const { culprit, heldBack, starved } = found;
@@ -28,6 +31,21 @@ export function bottleneck(run) {
   else parts.push(".");
   parts.push(...reason(run, culprit, view));
   return { culprit: culprit.id, heldBack, starved, parts };
+}
+
+/** Return the stage whose bundle has done nothing for longest, and where that bundle is. */
+function stalled(infos, views) {
+  const all = infos.map((info) => [info, stalledOf(views.get(info.id))]).filter(([, stall]) => stall);
+  if (!all.length) return null;
+  const [info, stall] = all.reduce((most, each) => (each[1].seconds > most[1].seconds ? each : most));
+  const process = stall.pid ? ` (pid ${stall.pid})` : "";
+  const state = stall.state === "stopped" ? ", which is stopped" : stall.state ? ", which does not answer" : "";
+  const waits = stall.waits_for ? ` It waits for ${stall.waits_for}.` : "";
+  const others = all.length > 1 ? ` ${counted(all.length - 1, "other stage")} ${all.length > 2 ? "are" : "is"} stalled, too.` : "";
+  return { culprit: info.id, parts: [
+    { strong: info.label }, ` is stalled: step ${stall.step} has done nothing for ${duration(stall.seconds)}`,
+    ` in worker ${stall.worker}${process}${state}${stall.place ? `, at ${stall.place}` : ""}.${waits}${others}`,
+  ] };
 }
 
 /** Follow each "held back by" and "starved by" to its end, and return the stage where most of them meet. */

@@ -1,4 +1,4 @@
-// What went wrong: the failure that ended the run, retried bundles and lost workers, with whole tracebacks.
+// What went wrong: the failure that ended the run, retried and stalled bundles and lost workers, with whole tracebacks.
 
 import { h, keyed, section, setText } from "./dom.js";
 import { glyph } from "./status.js";
@@ -32,6 +32,13 @@ function grouped(run) {
   if (ended?.failure) {
     found.set("end", { key: "end", title: ended.failure, step: ended.step, place: ended.place, trace: ended.traceback, times: 1, at: ended.seconds, isEnd: true });
   }
+  for (const event of run.of("BundleStalled")) {
+    const { step, worker, place = "", seconds } = event.stall;
+    const key = `stall ${step} ${worker}`;
+    const times = (found.get(key)?.times ?? 0) + 1;
+    const title = `Step ${step} did nothing for ${duration(seconds)}`;
+    found.set(key, { key, title, step, place, trace: event.traceback ?? "", times, at: event.seconds, note: event.message });
+  }
   for (const event of run.of("BundleRetried", "WorkerLost")) {
     const isLost = event.event === "WorkerLost";
     const key = isLost ? `lost ${event.pool} ${event.reason}` : `retry ${event.step} ${event.exception}`;
@@ -59,13 +66,15 @@ export function failuresSection() {
 
   function entry(first) {
     const note = h("p", { class: "muted" });
-    const body = h("div", {}, h("p", { class: "entry-title" }, first.title), note);
+    const title = h("p", { class: "entry-title" }, first.title);
+    const body = h("div", {}, title, note);
     let shown = "";
     const update = (failure) => {
       const parts = [
         failure.step && `step ${failure.step}`, failure.place && `at ${failure.place}`, failure.note,
         failure.times > 1 ? `${failure.times} times, last after ${duration(failure.at)}` : `after ${duration(failure.at)}`,
       ];
+      setText(title, failure.title); // a stall gets longer
       setText(note, parts.filter(Boolean).join(" · "));
       if (failure.trace && failure.trace !== shown) {
         const wasOpen = body.querySelector("details")?.open ?? failure.isEnd === true;

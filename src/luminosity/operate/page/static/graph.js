@@ -14,7 +14,7 @@ const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const LEAST_SCALE = 0.85; // below it, text is too small to read: the graph scrolls instead
 const PANE_HEIGHT = 640;
 const ZOOMS = [0.3, 0.4, 0.5, 0.7, 0.85, 1, 1.25, 1.5];
-const WORDS = { busy: "busy", done: "done", held: "held back", starved: "starved or idle", needs: "needs a worker", waiting: "waits", failed: "failed" };
+const WORDS = { busy: "busy", done: "done", held: "held back", starved: "starved or idle", needs: "needs a worker", waiting: "waits", stalled: "stalled", failed: "failed" };
 
 export class Graph {
   #nodes = new Map();
@@ -136,8 +136,8 @@ export class Graph {
       const kind = kindOf(stage, view, run);
       kinds.add(kind);
       const sets = found.culprit === id;
-      const words = kind === "failed" ? "failed" : !isLive && kind !== "done" ? "not finished" : sets ? "sets the pace" : stageWords(view);
-      const speed = isLive && view.rate ? rate(view.rate) : "";
+      const words = kind === "failed" ? "failed" : !isLive && kind !== "done" ? "not finished" : sets && kind !== "stalled" ? "sets the pace" : stageWords(view);
+      const speed = isLive && (view.rate || kind === "stalled") ? rate(view.rate ?? 0) : "";
       setAttributes(group, { class: `node ${kind}${sets ? " culprit" : ""}`, "aria-label": `${stage.label}: ${words}${speed ? `, ${speed}` : ""}` });
       if (parts.kind !== kind) replaceAll(parts.glyph, glyphAt(kind, 12, 10));
       parts.kind = kind;
@@ -221,7 +221,7 @@ export class Graph {
 
 function kindOf(stage, view, run) {
   if (run.failedStep && isStepOf(run.failedStep, stage)) return "failed";
-  return !run.isLive && view.status !== "done" ? "starved" : stageKind(view.status);
+  return !run.isLive && view.status !== "done" ? "starved" : stageKind(view);
 }
 
 /** Return the status in one or two words. */

@@ -2,7 +2,7 @@
 
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, s, setAttributes, setText, unknown } from "./dom.js";
-import { pill, runWhy } from "./status.js";
+import { pill, runWhy, stalledOf } from "./status.js";
 import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
 
 /** Facts: a term with a value and a small line below it. */
@@ -112,7 +112,7 @@ function* factsOf(run, share) {
   const last = run.last;
   yield ["Time", duration(run.now), run.ended ? `until ${moment(run.started.started_at + run.seconds)}` : ""];
   if (run.isLive && !run.isStream) {
-    yield ["Time left", last?.seconds_left ? `about ${duration(last.seconds_left)}` : null, share === null ? "" : `${percent(share)} done`, "it is known for sources that know their size, and for stages that they feed"];
+    yield ["Time left", last?.seconds_left ? `about ${duration(last.seconds_left)}` : null, share === null ? "" : `${percent(share)} done`, (last?.stages ?? []).some(stalledOf) ? "a stage is stalled" : "it is known for sources that know their size, and for stages that they feed"];
   }
   const stages = last?.stages ?? [];
   const largest = stages.reduce((best, stage) => ((stage.elements ?? 0) > (best?.elements ?? 0) ? stage : best), null);

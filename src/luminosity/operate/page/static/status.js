@@ -1,6 +1,7 @@
 // The states of runs and stages: a colour, a shape and a word for each, so that no reader depends on colour.
 
 import { h, s } from "./dom.js";
+import { duration } from "./words.js";
 
 // Paths in a square of 12 by 12.
 const SHAPES = {
@@ -12,6 +13,7 @@ const SHAPES = {
   waiting: "M6 6V2.600M6 6h2.600M6 1.200a4.800 4.800 0 1 0 0 9.600a4.800 4.800 0 1 0 0-9.600z",
   failed: "M2.200 2.200 9.800 9.800M9.800 2.200 2.200 9.800",
   lost: "M4 4.200a2.100 2.100 0 1 1 2.900 1.900c-.7.300-.9.700-.9 1.500M6 10.100v.2",
+  stalled: "M6 1.500v5.500M6 9.800v.400",
   stopped: "M2.500 2.500h7v7h-7z",
 };
 const FILLED = new Set(["busy", "needs", "stopped"]);
@@ -44,8 +46,11 @@ const WHY = {
   drained: "The stream finished what it had read, and ended.",
 };
 
-/** Return the class of a stage's status: busy, done, held, starved, needs, waiting or failed. */
-export const stageKind = (status) => STAGES[status] ?? "waiting";
+/** Return the bundle of a stage that has done nothing for longest, or null if none is stalled. */
+export const stalledOf = (view) => (view?.stalls ?? []).find((stall) => stall.is_stalled !== false) ?? null;
+
+/** Return the class of a stage's status: busy, done, held, starved, needs, waiting, stalled or failed. */
+export const stageKind = (view) => (stalledOf(view) ? "stalled" : STAGES[view.status] ?? "waiting");
 export const runKind = (state) => RUNS[state] ?? "waiting";
 export const runWhy = (state) => WHY[state] ?? "";
 
@@ -69,6 +74,8 @@ export function pill(state) {
 
 /** Return what a stage does or waits for, in words. */
 export function stageWords(view) {
+  const [stall] = view.stalls ?? [];
+  if (stall) return `${stalledOf(view) ? "stalled" : stall.doing === "loading" ? "loads a model" : "sets up"} for ${duration(stall.seconds)}`;
   const by = view.by ?? [];
   const named = by.length > 1 ? `${by[0]} and ${by.length - 1} more` : by[0];
   if (view.status === "starved" && view.stream && !view.queued) return "idle";

@@ -3,7 +3,7 @@
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
 import { isStepOf } from "./run_state.js";
-import { glyph, stageKind, stageWords } from "./status.js";
+import { glyph, stageKind, stageWords, stalledOf } from "./status.js";
 import { Table } from "./table.js";
 import { bytes, count, counted, duration, percent, rate } from "./words.js";
 
@@ -32,7 +32,7 @@ export function stepsSection() {
       { key: "label", title: "Step", isText: true, value: (row) => row.info.label, cell: nameCell },
       { key: "status", title: "Status", isText: true, class: "status", value: (row) => row.words, cell: statusCell },
       { key: "elements", title: "Elements", hint: "Committed elements of the largest collection", value: (row) => row.view.elements ?? 0, text: (row) => count(row.view.elements ?? 0) },
-      { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: (row) => row.rate, text: (row) => (row.rate ? rate(row.rate) : "–"), why_: "no elements recently" },
+      { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: (row) => row.rate, text: (row) => (row.rate || stalledOf(row.view) ? rate(row.rate) : "–"), why_: "no elements recently" },
       { key: "queued", title: "Queue", hint: "Elements that wait in front of the step", value: (row) => row.view.queued ?? 0, text: (row) => count(row.view.queued ?? 0) },
       { key: "busy", title: "Time", hint: "Time of workers in this step", ...numbers("busy_seconds", duration, "no work was done") },
       { key: "cpu", title: "CPU", hint: "CPU seconds of workers in this step, all threads", ...numbers("cpu_seconds", duration) },
@@ -57,8 +57,8 @@ export function stepsSection() {
       const isPast = !run.isLive && view.status !== "done";
       return {
         info, view, isCulprit,
-        kind: hasFailed(info) ? "failed" : isPast ? "starved" : stageKind(view.status),
-        words: hasFailed(info) ? "failed" : isPast ? "not finished" : isCulprit ? "sets the pace" : stageWords(view),
+        kind: hasFailed(info) ? "failed" : isPast ? "starved" : stageKind(view),
+        words: hasFailed(info) ? "failed" : isPast ? "not finished" : isCulprit && !stalledOf(view) ? "sets the pace" : stageWords(view),
         rate: run.isLive ? view.rate ?? 0 : mean,
         padding: paddingOf(view),
         failures: failuresOf(run, info, view),
