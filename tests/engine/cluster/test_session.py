@@ -85,7 +85,7 @@ def test_an_address_of_something_else(silent_server: int, monkeypatch: pytest.Mo
 
 def test_ray_is_named_if_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtra, match=r"ray is not installed; .*pip install 'luminosity\[ray\]'"):
+    with pytest.raises(MissingExtra, match=r"ray is not installed; .*pip install 'cryptography>=42' 'ray>=2.55'"):
         connect("auto")
 
 

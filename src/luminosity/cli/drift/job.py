@@ -65,10 +65,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 def begin(parsed: argparse.Namespace) -> DriftHistory | None:
     """Check the options, and open the history if one is requested."""
+    require("jax", "jax")  # before anything is read or written
     _check(parsed)
-    history = DriftHistory(parsed.history) if parsed.history else None
-    require("jax", "jax")
-    return history
+    return DriftHistory(parsed.history) if parsed.history else None
 
 
 def warn_of_same_file(reference: str, current: str) -> None:
