@@ -48,6 +48,30 @@ def test_a_requirement_that_is_not_met_exits_with_3(table: Path, capsys: pytest.
     assert "by=<y>: accuracy 0." in capsys.readouterr().out
 
 
+def test_the_positive_class_is_named_and_a_score_of_the_other_class_noted(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.html"
+    command = ["evaluate", str(table), "--label", "label", "--prediction", "mood.label", "--score", "mood.score"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert " · positive class 'spam' (--positive chooses another) · " in printed
+    assert "note:" not in printed
+    assert main([*command, "--positive", "ham", "--report", str(report)]) == 0
+    line, note, _ = capsys.readouterr().out.split("\n", 2)
+    assert " · positive class 'ham' · 400 rows" in line
+    assert note.startswith("note: an AUC of 0 means that")
+    assert "ranks 'spam' above the positive class 'ham'" in note
+    assert note.endswith("set positive='spam' (--positive spam)")
+    assert "positive class</dt><dd>ham" in report.read_text()
+    assert main([*command, "--positive", "ham", "--resamples", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["positive"] == "ham"
+    assert "--positive spam" in found["notes"][0]
+    assert main([*command[:-2], "--positive", "ham"]) == 0
+    assert "note:" not in capsys.readouterr().out, "there is no score"
+
+
 def test_json_and_report(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.html"
     command = ["evaluate", str(table), "--label", "label", "--prediction", "mood.label", "--score", "mood.score"]

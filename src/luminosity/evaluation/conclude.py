@@ -35,6 +35,7 @@ __all__ = ["conclude"]
 
 _ERROR_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _OF_PROBABILITIES = ("brier", "log_loss", "ece")
+_REVERSED = 0.4  # an AUC below it is worth a note, if its interval is below 0.5, too
 _SHOWN_CLASSES = 10  # in a message
 _MOST_IN_CONFUSION = 200  # classes; a larger matrix is left out
 _SMALLEST_CENTRE = 1e-300
@@ -196,14 +197,34 @@ class _Classes(_Combiner):
         for name in ("metrics", "metrics_b"):
             if name in found and settings.resamples and "accuracy" in found[name]:
                 found[name]["accuracy"] = self._widened(found[name]["accuracy"], int(counts.sum()))
-        return Evaluation("classes", table.rows, positive=self._positive, notes=self._notes(table), **found, **fields)
+        notes = self._notes(table, found)
+        return Evaluation("classes", table.rows, positive=self._positive, notes=notes, **found, **fields)
 
-    def _notes(self, table: DistinctRows) -> list[str]:
+    def _notes(self, table: DistinctRows, found: Mapping[str, Mapping[str, Metric]]) -> list[str]:
         notes = self.notes(table)
+        for name, model in (("metrics", ""), ("metrics_b", " of the second model")):
+            auc = found.get(name, {}).get("auc")
+            if auc is not None and _is_reversed(auc):
+                notes.append(f"an AUC{model} of {auc.value:.2g} means that {self._meant_by_reversal()}")
         if self._positive is not None and self._positive not in self._labels:
             known = list_some([repr(each) for each in self._labels], _SHOWN_CLASSES)
             notes.append(f"no row has the class {self._positive!r}; the classes are {known}")
         return notes
+
+    def _meant_by_reversal(self) -> str:
+        """Say what an AUC far below 0.5 means, and which setting is probably wrong."""
+        if self.settings.score_of == "prediction":
+            return (
+                "higher scores go with wrong predictions: if the score is that of one class, leave out "
+                "score_of='prediction' (--score-of prediction)"
+            )
+        others = [each for each in self._labels if each != self._positive]
+        if len(others) != 1:
+            return f"the score ranks other classes above {self._positive!r}: positive= (--positive) names its class"
+        return (
+            f"the score ranks {others[0]!r} above the positive class {self._positive!r}: if it is the score of "
+            f"{others[0]!r}, set positive={others[0]!r} (--positive {others[0]})"
+        )
 
     def _find_positive(self) -> Any:
         """Return the positive class: the one that was given, or of two classes 1, True or the last."""
@@ -367,6 +388,15 @@ class _Classes(_Combiner):
         if self.settings.score_of == "prediction" and len(self._labels) > 2:
             return "all predictions are right" if event.all() else "all predictions are wrong"
         return f"all labels are {self._positive!r}" if event.all() else f"no label is {self._positive!r}"
+
+
+def _is_reversed(auc: Metric) -> bool:
+    """Return whether an AUC is so far below 0.5 that the score is probably that of another class.
+
+    >>> _is_reversed(Metric(0.005, 0.001, 0.01)), _is_reversed(Metric(0.3, 0.1, 0.55)), _is_reversed(Metric(0.45))
+    (True, False, False)
+    """
+    return auc.value is not None and auc.value < _REVERSED and (auc.high is None or auc.high < 0.5)
 
 
 class _Numbers(_Combiner):

@@ -120,7 +120,10 @@ def _lines(
     unit = "queries" if found.task == "ranking" else "rows"
     skipped = f" · {found.skipped:,} rows with missing values skipped" if found.skipped else ""
     verdict = f"not met: {'; '.join(failed)} · " if failed else "met: " if has_requirements else ""
-    lines = [f"{verdict}{found} · {found.rows:,} {unit}{skipped} · {seconds:.1f} s"]
+    positive = f" · positive class {found.positive!r}" if found.positive is not None else ""
+    if positive and parsed.positive is None:
+        positive += " (--positive chooses another)"
+    lines = [f"{verdict}{found}{positive} · {found.rows:,} {unit}{skipped} · {seconds:.1f} s"]
     lines += [f"note: {each}" for each in found.notes]
     if found.differences:
         shown = [name for name in found.main_metrics if name in found.differences]

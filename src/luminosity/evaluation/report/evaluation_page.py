@@ -20,7 +20,7 @@ _SAID = {
     "precision": "of the predictions of the positive class, the share that is right",
     "recall": "of the rows of the positive class, the share that is found",
     "f1": "harmonic mean of precision and recall",
-    "auc": "chance that a positive row has a higher score than another",
+    "auc": "chance that a row of the positive class has a higher score than another row",
     "average_precision": "area under the precision-recall curve",
     "brier": "mean squared error of the score",
     "log_loss": "mean of minus the logarithm of the score of what is true",
@@ -78,6 +78,8 @@ def _headline(evaluation: Evaluation, title: str, failed: Sequence[str] | None) 
     unit = "queries" if evaluation.task == "ranking" else "rows"
     skipped = f"{evaluation.skipped:,} rows with missing values skipped" if evaluation.skipped else "evaluated"
     facts = [(unit, f"{evaluation.rows:,}", skipped)]
+    if evaluation.positive is not None:
+        facts.append(("positive class", str(evaluation.positive), "precision, recall and scores are of it"))
     facts += [(_name(name), _value(evaluation.metrics[name]), _interval(evaluation.metrics[name])) for name in main]
     return headline(verdict, kind, title, said, facts)
 
