@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 __all__ = [
+    "Frames",
     "Wait",
     "ask_for_stacks",
     "frames_of",
@@ -55,6 +56,7 @@ class Wait:
     pid: int = 0  # of the other process; 0: it is a thread of this one
     state: str = ""  # what is wrong with the other process: "stopped" or "does not answer"
     stack: str = ""  # of the thread that works on it
+    location: str = ""  # file and line of the user's code there
 
 
 _waits: dict[int, Callable[[], Wait]] = {}  # by the id of the thread that waits

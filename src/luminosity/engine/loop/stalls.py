@@ -329,8 +329,8 @@ class Stalls:
         stall = replace(stall, location=report.location, stack=report.stack, element=report.element)
         if report.wait is not None:
             wait = report.wait
-            stack = f"{wait.stack}\n" if wait.stack else ""
-            stall = replace(stall, waits_for=wait.what, state=wait.state, stack=f"{stack}{stall.stack}")
+            stack = "\n".join(text for text in (wait.stack, stall.stack) if text)
+            stall = replace(stall, waits_for=wait.what, state=wait.state, stack=stack)
         return stall if stall.element or doing != "element" else replace(stall, element=self._element(watched))
 
     def _element(self, watched: _Watched) -> str:

@@ -26,6 +26,9 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import Any
 
+from luminosity._hangs import Frames, Wait, frames_of, stack_text
+from luminosity._text import shorten
+from luminosity._user_code import is_users
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import Handler
@@ -46,6 +49,9 @@ __all__ = ["ModelHost"]
 _LOGGER = logging.getLogger(__name__)
 
 _IDLE_S = 60.0  # how long an unused model and idle threads are kept: longer than the pause between two bundles
+_AT_WORK = frozenset({"_predict", "_collate", "_collect", "load"})  # functions around the calls of a handler
+_MOST_STACKS = 4  # models that compute several batches at once have as many threads
+_LABEL_CHARACTERS = 80  # of a model's name: a handler's repr may be long
 _LOOK_AGAIN_S = 1.0  # how late a timeout or a broken thread is noticed at most
 _SHORTEST_LOOK_S = 0.01  # with a very short timeout, check no more often than this
 _RETRY_LOAD_S = 60.0  # how long after a failure a model may be loaded ahead of its work again
@@ -72,6 +78,8 @@ class ModelHost:
         self._with_timeout: set[Lane] = set()
         self._unused: OrderedDict[Lane, None] = OrderedDict()
         """Lanes that no step uses, the one that is unused for longest first."""
+        self._progressed_at = clock()
+        """When a batch or a load ended last."""
         self._is_checked = False
         """Whether the integrity was checked since the last batch or load."""
         self._threads: DeviceThreads | None = None
@@ -111,7 +119,23 @@ class ModelHost:
 
     def open(self, step: Any = None) -> Session:
         """Open a session for the calling thread, which closes it; ``step`` is the Beam step it works for."""
-        return Session(self._changed, self._now, self._wait_until, step)
+        return Session(self._changed, self._now, self._wait_until, self.describe_wait, step)
+
+    def describe_wait(self, lanes: Collection[Lane]) -> Wait:
+        """Return how this host does with the models of these lanes, for a bundle that waits for them. Any thread."""
+        models = list(dict.fromkeys(lane.model for lane in list(lanes)))
+        loading = [model for model in models if model.state is State.LOADING]
+        shown = (loading or models)[:1]
+        begun = shown[0].load_begun if loading else self._progressed_at
+        at_work = _at_work()
+        users = [(frame, line) for frames in at_work for frame, line in frames if is_users(frame)]
+        return Wait(
+            f"the model {shorten(shown[0].label, _LABEL_CHARACTERS)}" if shown else "a model",
+            quiet_seconds=max(0.0, self._now() - begun),
+            is_loading=bool(loading),
+            stack="\n\n".join(map(stack_text, at_work)),
+            location=f"{users[-1][0].f_code.co_filename}:{users[-1][1]}" if users else "",
+        )
 
     def load(self, lane: Lane) -> None:
         """Block until the lane's model is in memory; raise the error of its load."""
@@ -341,6 +365,7 @@ class ModelHost:
 
     def _loaded(self, model: Model, attempt: int, loaded: Loaded) -> None:
         with self._changed:
+            self._progressed_at = self._now()
             decision = self._scheduler.finish_load(model, attempt, loaded, self._now())
             self._carry_out(decision)
             self._is_checked = False
@@ -391,10 +416,22 @@ class ModelHost:
 
     def _settle(self, batch: Batch, outcomes: list[tuple[Submitter, Outcome]]) -> None:
         """Count a batch that has ended and deliver its outcomes. Lock held."""
+        self._progressed_at = self._now()
         batch.counting_session().count(batch.lane, batch.stats)
         for session, outcome in outcomes:
             session.deliver(outcome)
         self._changed.notify_all()
+
+
+def _at_work() -> list[Frames]:
+    """Return the stacks of this process's threads that load a model or work on a batch, from the user's code on."""
+    threads = [thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("model-host-")]
+    found: list[Frames] = []
+    for frames in map(frames_of, threads):
+        if _AT_WORK.intersection(frame.f_code.co_name for frame, _ in frames):
+            first = next((place for place, (frame, _) in enumerate(frames) if is_users(frame)), 0)
+            found.append(frames[first:])
+    return found[:_MOST_STACKS]
 
 
 def _timeout_error(timeout: float | None) -> TimeoutError:

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
+from luminosity._hangs import Wait, waiting_for
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.work import BatchStats, Outcome, Submission
 
-__all__ = ["Session", "WaitUntil"]
+__all__ = ["DescribeWait", "Session", "WaitUntil"]
 
+DescribeWait: TypeAlias = Callable[[Collection[Lane]], Wait]
+"""Tells how the host does with these lanes, to another thread than the session's."""
 WaitUntil: TypeAlias = Callable[[Callable[[], bool], Collection[Lane]], None]
 """Blocks until the condition holds, watching the timeouts of these lanes. The caller holds the lock."""
 
@@ -24,9 +27,15 @@ class Session:
     """
 
     def __init__(
-        self, lock: threading.Condition, now: Callable[[], float], wait_until: WaitUntil, step: Any = None
+        self,
+        lock: threading.Condition,
+        now: Callable[[], float],
+        wait_until: WaitUntil,
+        describe_wait: DescribeWait,
+        step: Any = None,
     ) -> None:
         """``step``: the Beam step that the model's own metrics and logs belong to."""
+        self._describe_wait = describe_wait
         self.step = step
         self.closed = False
         self.waiting = False
@@ -130,7 +139,8 @@ class Session:
             lane.note_waiting_session()
         self._lock.notify_all()
         try:
-            self._wait_for_host(condition, self._lanes)
+            with waiting_for(lambda: self._describe_wait(self._lanes)):
+                self._wait_for_host(condition, self._lanes)
         finally:
             self.waiting = False
 

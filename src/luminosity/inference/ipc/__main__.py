@@ -11,6 +11,7 @@ import signal
 import threading
 
 from luminosity import _descendants
+from luminosity._hangs import write_stacks_on_signal
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.ipc.logs import LogCollector
 from luminosity.inference.ipc.server import serve
@@ -33,6 +34,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the clients, which then disconnect.
     faulthandler.enable()
+    write_stacks_on_signal()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     collector = LogCollector()
     logging.getLogger().addHandler(collector)

@@ -16,7 +16,7 @@ from luminosity.errors import InvalidArgument
 from luminosity.inference.ipc.logs import LogValues, log_again
 from luminosity.inference.ipc.pickling import pickle_with_buffers
 from luminosity.inference.ipc.shared_memory import align, fill_memory, map_memory
-from luminosity.inference.ipc.sockets import close_in_children
+from luminosity.inference.ipc.sockets import close_in_children, peer_pid
 
 __all__ = ["Channel", "ConnectionClosed"]
 
@@ -87,6 +87,10 @@ class Channel:
         if logged:
             log_again(pickle.loads(logged))
         return pickle.loads(data, buffers=buffers)
+
+    def peer_pid(self) -> int:
+        """Return the id of the process at the other end; 0 if the system can't tell."""
+        return peer_pid(self._connection)
 
     def close(self) -> None:
         """Close the channel; a thread that sends or receives meanwhile gets :class:`ConnectionClosed`."""

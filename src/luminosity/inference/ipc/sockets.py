@@ -8,7 +8,7 @@ import socket
 import struct
 import weakref
 
-__all__ = ["close_in_children", "is_same_user", "listen", "new_socket"]
+__all__ = ["close_in_children", "is_same_user", "listen", "new_socket", "peer_pid"]
 
 _BACKLOG = 128  # workers of a machine may all connect at once
 _CREDENTIALS = struct.Struct("3i")  # of a process: its id, user, group
@@ -41,6 +41,14 @@ def is_same_user(connection: socket.socket, uid: int) -> bool:
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _CREDENTIALS.unpack(credentials)[1] == uid
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Return the id of the process at the other end; 0 if the system can't tell, or the connection is closed."""
+    if not hasattr(socket, "SO_PEERCRED") or connection.fileno() < 0:
+        return 0
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[0]
 
 
 def close_in_children(connection: socket.socket) -> socket.socket:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
+from luminosity._hangs import Wait, ask_for_stacks, is_stopped, read_stacks
 from luminosity.core import THREAD_VARIABLES, WorkerShare, machine_ram_bytes, usable_cores
 from luminosity.errors import Fix, HostUnavailable
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
@@ -21,6 +24,8 @@ _SERVICE = "luminosity.inference.shared_host.service:serve_client"
 _START_S = 120.0  # the host imports the pipeline's libraries before it accepts connections
 _PING_S = 30.0  # a host that does not respond to a ping within this time counts as dead
 _EXIT_S = 2.0  # how long the system may take to end a process whose connections are already closed
+_DESCRIBE_S = 1.5  # to connect, and again to answer: a host answers at once, unless native code holds its interpreter
+_STACKS_S = 0.2  # for a process to write its stacks
 _MOST_FREE = 16  # idle connections to keep; each has a thread in the host
 
 
@@ -110,6 +115,25 @@ class HostConnections:
             else:
                 self.give_back(channel)
                 return response
+
+    def describe_wait(self, channel: Channel, keys: list[Hashable], seconds: float) -> Wait:
+        """Return how the host does, for which a request through ``channel`` has waited for ``seconds``. Any thread.
+
+        Takes a few seconds if the host does not answer.
+        """
+        pid = channel.peer_pid()
+        unknown = Wait("the shared model host", seconds, pid=pid, state="does not answer")
+        if is_stopped(pid):
+            return replace(unknown, state="stopped")
+        try:
+            with connect(self._run_id, _SERVICE, timeout=_DESCRIBE_S, environment=_environment()) as other:
+                return request(other, "describe_wait", keys, timeout=_DESCRIBE_S)
+        except (ConnectionError, HostUnavailable, TimeoutError, UnknownLane):
+            begin = ask_for_stacks(pid)
+            if begin is None:
+                return unknown
+            time.sleep(_STACKS_S)
+            return replace(unknown, stack=read_stacks(pid, begin))
 
     def died(self, times: int) -> HostUnavailable:
         """Return the error to raise when the host has died too often."""

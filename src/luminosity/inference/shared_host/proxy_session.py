@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from luminosity._hangs import Wait, waiting_for
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.host.work import BatchStats, Outcome
@@ -138,7 +140,14 @@ class ProxySession:
     def _request(self, name: str, *arguments: Any) -> Any:
         if self._channel is None:
             self._channel = self._connections.channel()
-        return request(self._channel, name, *arguments)
+        channel, begun = self._channel, time.monotonic()
+        keys = list(dict.fromkeys(sent.lane.key for sent in self._sent.values()))
+
+        def describe() -> Wait:
+            return self._connections.describe_wait(channel, keys, time.monotonic() - begun)
+
+        with waiting_for(describe):
+            return request(channel, name, *arguments)
 
     def _start_over(self, error: Exception) -> None:
         """Send everything without an outcome again: the host has died, or a new one has taken its place."""

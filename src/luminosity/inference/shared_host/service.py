@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
+from luminosity._hangs import Wait
 from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of
@@ -58,6 +60,14 @@ class _ClientService:
 
     def ping(self) -> None:
         """Do nothing; the response shows that this process is alive."""
+
+    def describe_wait(self, keys: list[Hashable]) -> Wait:
+        """Return how the models of these lanes do, for a bundle of another connection that waits for them."""
+        entries = [_entry(key) for key in keys]
+        hosts = dict.fromkeys(entry.host for entry in entries)
+        waits = [host.describe_wait([entry.lane for entry in entries if entry.host is host]) for host in hosts]
+        # The bundle waits for all of them: it goes on as long as one does.
+        return replace(min(waits, key=lambda wait: (not wait.is_loading, wait.quiet_seconds)), pid=os.getpid())
 
     def enter(self, spec: LaneSpec) -> None:
         """Enter a lane, which the first client creates."""

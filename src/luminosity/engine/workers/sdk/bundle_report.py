@@ -82,7 +82,10 @@ def report_of(processors: BundleProcessorCache, instruction_id: str) -> BundleRe
 def _told(phase: Phase, step: str, moves: int, seconds: float, indexes: dict[str, int], thread: int) -> BundleReport:
     if seconds < _QUICK_S:
         return BundleReport(phase, step, moves, seconds, indexes)
-    frames = frames_of(thread)
+    frames, wait = frames_of(thread), wait_of(thread)
+    location = location_of(frames)
+    # A bundle that waits for a model is in our own code: the model's stack says more.
+    shown = [] if wait is not None and wait.stack and not location else from_users_code_on(frames)
     return BundleReport(
         phase,
         step,
@@ -90,7 +93,7 @@ def _told(phase: Phase, step: str, moves: int, seconds: float, indexes: dict[str
         seconds,
         indexes,
         element=element_of(frames) if phase == "process" else "",
-        location=location_of(frames),
-        stack=stack_text(from_users_code_on(frames)),
-        wait=wait_of(thread),
+        location=location or (wait.location if wait is not None else ""),
+        stack=stack_text(shown),
+        wait=wait,
     )
