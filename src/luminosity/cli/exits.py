@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from luminosity.errors import LuminosityError
+from luminosity.manifest.masking import mask_text
 
 __all__ = [
     "DIFFERENT",
@@ -72,7 +73,7 @@ def fail(command: str, error: LuminosityError | str, status: int) -> int:
         message = error.for_command() if not unknown_options(advice, command) else error.message
     else:
         message = error
-    print(f"lum {command}: {message}", file=sys.stderr)
+    print(f"lum {command}: {mask_text(message)}", file=sys.stderr)
     return status
 
 

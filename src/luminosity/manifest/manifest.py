@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from luminosity._shared_folders import is_own_file
 from luminosity.errors import RecordError
 from luminosity.manifest.places import Sealed
 from luminosity.manifest.surroundings import Commit
@@ -91,11 +92,16 @@ def save(folder: Path, manifest: Manifest) -> None:
     os.replace(unfinished, path)
 
 
-def load(folder: Path, run_id: str) -> Manifest:
-    """Read the manifest of a run. Raises :class:`RecordError` if there is none, or if it can't be read."""
+def load(folder: Path, run_id: str, *, to_run: bool = False) -> Manifest:
+    """Read the manifest of a run. Raises :class:`RecordError` if there is none, or if it can't be read.
+
+    ``to_run``: its command will be run, so it must be this user's own: another user could have written any command.
+    """
     path = path_of(folder, run_id)
     try:
-        return Manifest.from_json(json.loads(path.read_text()))
+        with open(path) as file:
+            is_own = is_own_file(file.fileno())
+            manifest = Manifest.from_json(json.loads(file.read()))
     except FileNotFoundError:
         raise RecordError(
             f"run {run_id} has no manifest: it ran with --manifest=off, or an older version recorded it",
@@ -103,6 +109,12 @@ def load(folder: Path, run_id: str) -> Manifest:
         ) from None
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} can't be read: {error}", fix="run the pipeline again") from error
+    if to_run and not is_own:
+        raise RecordError(
+            f"{path} belongs to another user, who chooses the command in it; expected a manifest of your own",
+            fix=f"read it with `lum show {run_id} --manifest`, and start its command yourself",
+        )
+    return manifest
 
 
 def started_by(folder: Path, mark: str) -> list[Manifest]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pwd
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,13 +18,14 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
+from luminosity.cli.main import main
 from luminosity.engine.monitor import recorder as recorder_module
 from luminosity.engine.monitor import records
 from luminosity.engine.monitor.recorder import Recorder, recorder
 from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
 from luminosity.engine.observe.reporter import new_run_id
 from luminosity.errors import RecordError, StepFailed
-from luminosity.events import RunEnded, RunStarted, Snapshot
+from luminosity.events import LogMessage, RunEnded, RunStarted, Snapshot
 from tests.marks import note, wait_for_file
 from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, run, start
@@ -69,6 +72,44 @@ def test_a_run_is_recorded_privately_and_without_its_options(tmp_path: Path) -> 
             assert "hunter2" not in file.read_text()
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(runs.stat().st_mode) == 0o700
+
+
+class _Connect(beam.DoFn):
+    def process(self, element: int) -> Iterator[int]:
+        logging.getLogger("db").warning("retry with password=hunter2")
+        raise ConnectionError('{"password": "hunter2"} for postgres://me:hunter2@db, --token hunter2')
+        yield element
+
+
+def test_a_secret_in_an_exception_or_a_log_is_neither_recorded_nor_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StepFailed) as caught:
+        run(lambda p: p | beam.Create([0]) | "Connect" >> beam.ParDo(_Connect()), f"--run_dir={tmp_path}")
+    assert "hunter2" not in f"{caught.value} {caught.value.traceback}"
+    assert "ConnectionError" in str(caught.value)
+    for path in tmp_path.iterdir():
+        assert "hunter2" not in path.read_text(), path
+    record = only_record(tmp_path)
+    assert any(isinstance(event, LogMessage) and "password=***" in event.message for event in record.happenings)
+    assert main(["show", "last", f"--run_dir={tmp_path}"]) == 0
+    assert "hunter2" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(0o777, "can write there"), (0o1777, "can put files there"), (0o700, "")]
+)
+def test_a_folder_that_others_can_write_to_is_named_with_mode_and_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, expected: str
+) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    runs.chmod(mode)
+    Recorder(runs)(a_run(run_id(1)))
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    assert (f"{runs} (mode {mode:04o}, owner {owner}, " in caplog.text) == bool(expected)
+    assert expected in caplog.text
+    assert run_ids(runs) == [run_id(1)], "the run is recorded all the same"
 
 
 def test_a_failed_run_is_recorded_with_its_reason(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def add_to(commands: Any) -> None:
 def rerun(parsed: argparse.Namespace) -> int:
     """Do a run again and compare; return the exit code. ``parsed.more`` are further options of the run."""
     folder = runs.chosen_folder(parsed)
-    manifest = manifests.load(folder, records.find(folder, parsed.run).started.run)
+    manifest = manifests.load(folder, records.find(folder, parsed.run).started.run, to_run=True)
     changes = differences_from_now(manifest, version("luminosity"))
     if parsed.check:
         _print_changes(manifest, changes, parsed.json)

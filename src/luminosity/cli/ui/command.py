@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from luminosity._shared_folders import who_else_writes
 from luminosity.cli import runs
 from luminosity.cli.exits import interrupted, was_terminated
 from luminosity.errors import OptionError
@@ -87,6 +88,11 @@ def ui(parsed: argparse.Namespace) -> int:
     from luminosity.operate.page.listening import address, bind
     from luminosity.operate.page.serving import serve_page
 
+    if folder.is_dir() and (said := who_else_writes(folder)):
+        print(
+            f"lum ui: the page may show forged records: {said}; expected a folder that only you can write to",
+            file=sys.stderr,
+        )
     sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices)
     load_prices(parsed.prices)  # an error is more useful before the page is open
     with bind(parsed.host, parsed.port) as listener:

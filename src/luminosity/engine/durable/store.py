@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -14,11 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from luminosity._locks import try_lock
+from luminosity._shared_folders import who_else_writes
 from luminosity._text import format_bytes
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
 from luminosity.errors import CheckpointError, CheckpointFailed
 
 __all__ = ["DATABASE", "LOCK", "VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
+
+_LOGGER = logging.getLogger(__name__)
 
 VERSION = 1  # of the tables below and of what is in them
 DATABASE = "checkpoint.sqlite"
@@ -84,6 +88,13 @@ class CheckpointFolder:
         _check_names(path)
         with self.explain_errors():
             os.makedirs(path, mode=0o700, exist_ok=True)
+            if said := who_else_writes(path):
+                _LOGGER.warning(
+                    "the run is kept where others can change what it continues with: %s; expected a folder that only "
+                    "you can write to: `chmod 700 %s`",
+                    said,
+                    path,
+                )
             self._lock = os.open(os.path.join(path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         if not try_lock(self._lock):
             holder = holder_of(path)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from luminosity._shared_folders import who_else_writes
 from luminosity.engine.monitor import records, requests
 from luminosity.engine.monitor.journal import NUMBER, JournalWriter, path_beside
 from luminosity.engine.monitor.thinning import Happenings, Samples, Thinned, text_of
@@ -59,9 +60,9 @@ class Recorder:
     Events are appended to the journal as they come, snapshots once a second. A large journal goes into the record, and
     an empty one replaces it. At the end, the record holds everything, and the journal is removed.
 
-    The pipeline's options are not recorded: they may contain secrets. Passwords in addresses and keys of well-known
-    services are hidden in the texts of failures and logs. If writing fails, the recorder warns once and stops; the run
-    goes on. The recorder also looks for requests of other processes, which lie beside the record.
+    The pipeline's options are not recorded: they may contain secrets. What looks like a secret is hidden in the texts
+    of failures and logs, see :func:`luminosity.manifest.masking.mask_text`. If writing fails, the recorder warns once
+    and stops; the run goes on. The recorder also looks for requests of other processes, which lie beside the record.
     """
 
     def __init__(self, folder: Path, on_request: Callable[[requests.Action], None] | None = None) -> None:
@@ -149,6 +150,7 @@ class Recorder:
 
     def _begin(self, event: RunStarted) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _warn_of_others(self._folder)
         _prune(self._folder)
         self._path = records.path_of(self._folder, event.run)
         self._requests = requests.RequestFile(self._folder, event.run)
@@ -193,12 +195,13 @@ def _prune(folder: Path) -> None:
     """Remove the oldest records, to make room for one more, and files that a killed run left."""
     requests.remove_old(folder)
     for run_id in _old_runs(folder):
-        with contextlib.suppress(FileNotFoundError):  # another run may remove it first
-            records.path_of(folder, run_id).unlink()
-        manifests.path_of(folder, run_id).unlink(missing_ok=True)
-        path_beside(records.path_of(folder, run_id)).unlink(missing_ok=True)
+        record = records.path_of(folder, run_id)
+        for path in (record, manifests.path_of(folder, run_id), path_beside(record)):
+            # Another run may remove it first; in a folder that several users share, it may be another user's.
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                path.unlink()
     for path in folder.glob(f"*.json*{_UNFINISHED}"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             if time.time() - path.stat().st_mtime > _UNFINISHED_FOR_S:
                 path.unlink()
 
@@ -219,6 +222,16 @@ def _old_runs(folder: Path) -> Iterator[str]:
             spared += 1
             continue
         yield run_id
+
+
+def _warn_of_others(folder: Path) -> None:
+    if said := who_else_writes(folder):
+        _LOGGER.warning(
+            "runs are recorded where others can forge or remove records: %s; expected a folder that only you can write "
+            "to: `chmod 700 %s`, or `chmod 1770` to share it with its group, or pass --run_dir=DIR",
+            said,
+            folder,
+        )
 
 
 def _warn(error: Exception) -> None:

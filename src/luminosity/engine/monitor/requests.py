@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from luminosity._shared_folders import is_own_file
+
 __all__ = ["IN_CHECKPOINT", "Action", "RequestFile", "RequestWatcher", "remove_old", "send"]
 
 Action = Literal["stop", "drain"]
@@ -18,6 +20,7 @@ IN_CHECKPOINT = "run"
 """What stands for the id of a run in the name of a request in a checkpoint folder, which belongs to one run."""
 
 _SUFFIX = ".request"
+_MOST_BYTES = 16  # a request is one word
 _LOOK_EVERY_S = 1.0  # how late a run notices a request, at most
 _OLD_AFTER_S = 3600.0  # a request that no run has taken by then is of a run that has ended
 
@@ -48,15 +51,20 @@ class RequestFile:
             return None
         self._look_at = seconds + _LOOK_EVERY_S
         try:
-            action = self._path.read_text()
-        except FileNotFoundError:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, PermissionError):
             return None
+        with open(descriptor, "rb") as file:
+            if not is_own_file(descriptor):
+                return None  # another user, who can write to the folder, must not end the run
+            action = file.read(_MOST_BYTES)
         self.remove()
-        return "drain" if action == "drain" else "stop"
+        return "drain" if action == b"drain" else "stop"
 
     def remove(self) -> None:
         """Remove a request that came too late."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # of another user, in a folder that several users share
+            self._path.unlink(missing_ok=True)
 
 
 class RequestWatcher:
@@ -94,7 +102,7 @@ class RequestWatcher:
 def remove_old(folder: Path) -> None:
     """Remove requests that no run has taken."""
     for path in folder.glob(f"*{_SUFFIX}*"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # the folder may be shared with other users
             if time.time() - path.stat().st_mtime > _OLD_AFTER_S:
                 path.unlink()
 

@@ -17,6 +17,7 @@ from luminosity._user_code import is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
+from luminosity.manifest.masking import mask_text
 
 __all__ = [
     "Failure",
@@ -38,7 +39,7 @@ _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in a worker, as text, so that it can cross to the runner's process."""
+    """An exception in a worker, as text without secrets, so that it can cross to the runner's process."""
 
     exception: str  # type and message, without the remedy
     traceback: str  # the whole traceback, without the remedy
@@ -70,6 +71,7 @@ class Failure:
             fix = fields.pop("fix", None)
             return cls(**fields, fix=Fix(**fix) if fix else None)
         except (ValueError, TypeError):
+            text = mask_text(text)
             lines = text.strip().splitlines()
             return cls(exception=lines[-1] if lines else "unknown error", traceback=text)
 
@@ -90,8 +92,8 @@ class Failure:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         elsewhere = _location_elsewhere(first)
         return cls(
-            exception=f"{name}: {message}" if message else name,
-            traceback=trace.replace(text, message) if fix is not None else trace,
+            exception=mask_text(f"{name}: {message}" if message else name),
+            traceback=mask_text(trace.replace(text, message) if fix is not None else trace),
             step=step.group(1) if step else "",
             location=elsewhere or location_of(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or element_of(frames),
