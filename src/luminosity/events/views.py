@@ -167,7 +167,7 @@ class StageView:
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long the stage's longest stalled bundle has done nothing; 0 if none is stalled."""
+        """The seconds in which the stage's longest stalled bundle has done nothing; 0 if none is stalled."""
         return max((stall.seconds for stall in self.stalls if stall.is_stalled), default=0.0)
 
 
