@@ -68,6 +68,7 @@ def fake_cluster(cpus: Sequence[int] = (2, 2)) -> Iterator[FakeCluster]:
     before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ.update(quiet)
     folder = tempfile.mkdtemp(prefix="lum", dir="/tmp")
+    os.makedirs("/tmp/ray", exist_ok=True)  # where Ray writes the head's address, whatever folder the head has
     try:
         with contextlib.closing(FakeCluster(folder)) as cluster:
             for each in cpus:

@@ -21,6 +21,7 @@
     │   └── IncompleteAnswer                  a server's answer is cut, withheld, or not the JSON that was asked for
     ├── TableError (ValueError)               a table can't be read, or its files don't match
     ├── WriteError (OSError)                  a table can't be written
+    ├── PathNotShared (OSError)               nodes of a cluster do not see the files that a path means
     ├── StoreError (RuntimeError)             a vector store refuses rows or can't be reached
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
@@ -74,6 +75,7 @@ __all__ = [
     "ModelTooLarge",
     "ModelUnavailable",
     "OptionError",
+    "PathNotShared",
     "PipelineFileError",
     "RecordError",
     "RemoteModelError",
@@ -243,6 +245,10 @@ class TableError(LuminosityError, ValueError):
 
 class WriteError(LuminosityError, OSError):
     """A table can't be written."""
+
+
+class PathNotShared(LuminosityError, OSError):
+    """A path means a file of the driver's machine, and nodes of the cluster do not see it, or would lose it."""
 
 
 class StoreError(LuminosityError, RuntimeError):

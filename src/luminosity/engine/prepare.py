@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from apache_beam.transforms.resources import resource_hints_from_options
 
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
+from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.resources.claims import Claim
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from luminosity.engine.cluster.session import Session
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ def _connect(
     if config.ray_address is None:
         return None
     from luminosity.engine.cluster import shipping  # a run on one machine needs none of it
+    from luminosity.engine.cluster.nodes import nodes
     from luminosity.engine.cluster.session import connect
+    from luminosity.engine.cluster.shared_paths import SharedPaths
 
     for step in pipeline.components.transforms.values():
         environment = pipeline.components.environments.get(step.environment_id)
@@ -97,16 +103,25 @@ def _connect(
                 "expected none on a cluster",
                 fix="leave the hint python_environment out, or run without --ray_address",
             )
+    if is_dry:
+        return connect(config.ray_address, config.accelerators)
     setup = options.view_as(SetupOptions)
-    sent = b""
-    if not is_dry:  # before the connection, since what the user has given may be wrong
-        sent = shipping.pack(
-            setup_file=setup.setup_file,
-            requirements_file=setup.requirements_file,
-            extra_packages=setup.extra_packages or [],
-        )
+    sent = shipping.pack(  # before the connection, since what the user has given may be wrong
+        setup_file=setup.setup_file,
+        requirements_file=setup.requirements_file,
+        extra_packages=setup.extra_packages or [],
+    )
     session = connect(config.ray_address, config.accelerators)
-    session.sent = sent
+    try:
+        session.sent = sent
+        session.paths = SharedPaths(effects_of(pipeline), sent.folder, sent.files)
+        session.paths.check(nodes())
+        if not session.paths.is_in_place:
+            for warning in sent.warnings:
+                _LOGGER.warning("%s", warning)
+    except BaseException:
+        session.close()
+        raise
     return session
 
 

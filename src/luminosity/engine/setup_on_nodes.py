@@ -40,9 +40,11 @@ def set_up_on_nodes(
     session: Session,
 ) -> tuple[WorkerServer, NodeLauncher]:
     """Return the server and the launcher of workers on nodes. The folders' address becomes the server's."""
+    paths = session.paths
+    assert paths is not None  # a pipeline that is only planned has no workers
     security = RunSecurity.create()
-    paths = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
-    files = {os.path.basename(path): Path(path).read_bytes() for path in paths}
+    small = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
+    files = {os.path.basename(path): Path(path).read_bytes() for path in small}
     folders.guard(start_cleaner)
     marker = ""
     if checkpoint is not None:
@@ -56,10 +58,12 @@ def set_up_on_nodes(
         versions=shipping.versions(),
         marker=marker,
         preload=modules_to_preload(),
+        is_in_place=paths.is_in_place,
     )
     workers = NodeLauncher(
         run,
-        session.sent,
+        session.sent.archive,
+        paths,
         url=inner.url,
         security=security,
         driver_node=session.node_id,

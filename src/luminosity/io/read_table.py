@@ -199,8 +199,11 @@ class ReadTable(beam.PTransform[Any, Any]):
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the files that it reads."""
-        paths = [each if "://" in each else os.path.abspath(each) for each in self._patterns]
-        return {**super().annotations(), READS: json.dumps([{"path": path} for path in paths])}
+        places = [
+            {"path": each} if "://" in each else {"path": os.path.abspath(each), "is_relative": not os.path.isabs(each)}
+            for each in self._patterns
+        ]
+        return {**super().annotations(), READS: json.dumps(places)}
 
     def display_data(self) -> dict[str, Any]:
         """Return the patterns and the number of files."""

@@ -26,6 +26,7 @@ class Place:
     kind: Kind = "files"
     name: str = ""  # of the collection in a store, or the version of a model
     digest: str = ""  # if it is known already
+    is_relative: bool = False  # whether the step has it as a relative path
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,9 @@ def test_a_worker_finds_what_the_driver_has_packed(
     packed = shipping.pack()
     os.utime(project / "pyproject.toml", (0, 0))
     assert packed == shipping.pack()
-    sent = replace(shipping.unpack(packed, str(copy)), installed=str(tmp_path / "installed"))
+    assert packed.folder == str(project)
+    assert "scripts/run.py" in packed.files
+    sent = replace(shipping.unpack(packed.archive, str(copy)), installed=str(tmp_path / "installed"))
     assert sent.working_folder == str(copy / "work")
     assert sent.import_path[0] == str(copy / "work" / "scripts")
     assert sent.import_path[-1] == str(tmp_path / "installed")
@@ -123,6 +125,25 @@ def test_a_worker_finds_what_the_driver_has_packed(
     assert local_copy(str(model)) == local_copy(f"file://{model}") == str(copy / "work" / "models" / "encoder.bin")
     assert local_copy(str(tmp_path / "other.bin")) == str(tmp_path / "other.bin")
     assert local_copy("models/encoder.bin") == "models/encoder.bin"
+
+
+def test_what_steps_write_into_the_copy_is_named(project: Path, tmp_path: Path) -> None:
+    sent = shipping.unpack(shipping.pack().archive, str(tmp_path / "copy"))
+    assert sent.written() == []
+    later = sent.unpacked_at + 1
+    write(Path(sent.working_folder), "out/part.txt", "scripts/__pycache__/run.pyc")
+    for name in ("out/part.txt", "scripts/run.py"):
+        os.utime(Path(sent.working_folder, name), (later, later))
+    assert sent.written() == ["out/part.txt", "scripts/run.py"]
+
+
+def test_where_the_node_sees_the_folder_itself_no_copy_is_made(project: Path, tmp_path: Path) -> None:
+    sent = shipping.unpack(shipping.pack().archive, str(tmp_path / "copy"), in_place=True)
+    assert sent.working_folder == str(project)
+    assert sent.import_path[0] == str(project / "scripts")
+    assert not (tmp_path / "copy" / "work").exists()
+    write(project, "out/part.txt")
+    assert sent.written() == []
 
 
 def test_a_node_with_other_versions_is_named() -> None:

@@ -15,6 +15,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
+from luminosity.engine.cluster.shared_paths import SharedPaths
 from luminosity.inference.files.local import cached_copy
 from luminosity.inference.files.source import Source, SourceFile
 from luminosity.inference.ipc.client import connect
@@ -49,6 +50,7 @@ def look(number: int, folder: str, url: str, size: int) -> None:
 
 
 def main(address: str, folder: str, url: str, size: int) -> None:
+    SharedPaths._sees_folder = lambda *_: False  # as if the nodes were machines of their own
     options = PipelineOptions([f"--ray_address={address}", "--progress=off", "--cpu_workers=4"])
     with beam.Pipeline(LuminosityRunner(), options) as pipeline:
         pipeline | beam.Create(range(4)) | beam.Reshuffle() | beam.Map(look, folder, url, size)

@@ -141,7 +141,7 @@ def test_a_script_has_its_modules_files_classes_and_packages_on_the_nodes(cluste
     command = [sys.executable, "scripts/run.py", *options]
     done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=_PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")) == ["", "10 sent work", "11 sent work"]
+    assert sorted(done.stdout.split("\n")) == ["", "10 sent project", "11 sent project"]
     assert sorted(path.name for path in (tmp_path / "project" / "package").iterdir()) == [
         "setup.py",
         "shipped_words.py",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import psutil
 import pytest
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.timeutil import TimeDomain
@@ -238,6 +239,70 @@ def test_a_pipeline_gives_the_same_as_on_one_machine(
     assert len(traffic.sent) > 20
     crossed = [place for place in {*traffic.private} for message in traffic.sent if place.encode() in message]
     assert crossed == []
+
+
+def _write_note(number: int) -> None:
+    Path(f"note-{number}.txt").write_text(Path("here.txt").read_text())
+
+
+def test_relative_paths_mean_the_files_of_the_driver(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("data/in1.txt", "data/in2.txt", "project/.hidden/a.txt", "project/here.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+    project = tmp_path / "project"
+    (project / "linked").symlink_to("../data")
+    monkeypatch.chdir(project)
+
+    def build(pipeline: beam.Pipeline) -> None:
+        patterns = ["../data/in*.txt", ".hidden/*", "linked/in1.txt", "here.txt"]
+        lines = [pipeline | f"Read {each}" >> beam.io.ReadFromText(each) for each in patterns]
+        matched = pipeline | beam.Create(["../data/*2.txt"]) | beam.io.ReadAllFromText()
+        _ = (*lines, matched) | beam.Flatten() | beam.io.WriteToText("out/lines", shard_name_template="")
+        _ = pipeline | "Notes" >> beam.Create([1, 2]) | beam.Map(_write_note)
+
+    run(build, f"--ray_address={cluster.address}", "--cpu_workers=2")
+    assert sorted((project / "out" / "lines").read_text().splitlines()) == [
+        "data/in1.txt",
+        "data/in1.txt",
+        "data/in2.txt",
+        "data/in2.txt",
+        "project/.hidden/a.txt",
+        "project/here.txt",
+    ]
+    assert sorted(os.listdir(project)) == [".hidden", "here.txt", "linked", "note-1.txt", "note-2.txt", "out"]
+    assert (project / "note-2.txt").read_text() == "project/here.txt\n"
+
+
+def _note_process(_: int, folder: str) -> None:
+    """Note which process this is, and wait for the end."""
+    Path(folder, str(os.getpid())).touch()
+    wait_for(lambda: os.path.exists(os.path.join(folder, "end")), _PATIENCE_S)
+
+
+def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "processes").mkdir()
+    pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=4")
+    _ = pipeline | beam.Create(range(4)) | beam.Reshuffle() | beam.Map(_note_process, str(folder))
+    result = pipeline.run()
+    try:
+        assert wait_for(lambda: len(os.listdir(folder)) == 4, _PATIENCE_S)
+        raylet = next(each for each in cluster.nodes[1].live_processes() if each[0] == "raylet")[1]
+        family = psutil.Process(raylet.pid).children(recursive=True)
+        agent = next(each for each in family if "NodeAgent" in "".join(each.cmdline()))
+        agent.kill()
+        assert wait_for(lambda: len(os.listdir(folder)) == 6, _PATIENCE_S), os.listdir(folder)
+    finally:
+        (folder / "end").touch()
+    result.wait_until_finish()
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("is gone with 2 workers of this run" in each for each in said) == 1
+    assert sum("only this run's agent on it had ended" in each for each in said) == 1
 
 
 def _fail(block: bytes) -> None:

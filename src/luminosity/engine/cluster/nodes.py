@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +11,10 @@ from luminosity.engine.resources.nodes import Node
 from luminosity.errors import MissingExtra
 from luminosity.extras import require
 
-__all__ = ["is_alive", "known_types", "leaving", "node_of", "nodes"]
+__all__ = ["answers", "is_alive", "known_types", "leaving", "node_of", "nodes"]
 
 _TYPE = "accelerator_type:"  # a resource of nodes with an accelerator; the type follows
+_POLL_S = 0.1  # between two looks at an answer
 _KINDS = {"GPU": "gpu", "TPU": "tpu"}  # Ray's resources that are accelerators, with our names
 
 
@@ -26,6 +29,28 @@ def nodes() -> list[Node]:
 def is_alive(node_id: str) -> bool:
     """Return whether the cluster counts a node as alive. A node that is frozen is alive for some time."""
     return any(each["NodeID"] == node_id and each["Alive"] for each in require("ray", "ray").nodes())
+
+
+def answers(node_id: str, seconds: float, stop: threading.Event) -> bool:
+    """Return whether a node answers within some seconds: it runs a task. Returns earlier if ``stop`` is set."""
+    ray = require("ray", "ray")
+    place = require("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(_nothing).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+    reference = task.remote()
+    deadline = time.monotonic() + seconds
+    while not ray.wait([reference], timeout=0)[0]:
+        if time.monotonic() > deadline or stop.wait(_POLL_S):
+            ray.cancel(reference)
+            return False
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError:
+        return False  # it is dead
+    return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def leaving() -> frozenset[str]:

@@ -20,6 +20,8 @@ from typing import Any
 
 from luminosity.core import usable_cores
 from luminosity.engine.cluster.addresses import found_on_this_machine, is_at, probe
+from luminosity.engine.cluster.shared_paths import SharedPaths
+from luminosity.engine.cluster.shipping import Packed
 from luminosity.engine.folders import make_locked
 from luminosity.engine.options import check_ray_address
 from luminosity.errors import OptionError
@@ -44,7 +46,8 @@ class Session:
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self._is_open = True
-        self.sent = b""  # the archive of what the nodes need of this run: see shipping.py
+        self.sent = Packed()  # what the nodes need of this run
+        self.paths: SharedPaths | None = None  # what the nodes see of the paths of this run; None if it is only planned
         connection.sessions += 1
 
     @property

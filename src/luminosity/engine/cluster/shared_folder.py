@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from luminosity._text import list_some
 from luminosity.engine.resources.nodes import Node
 from luminosity.errors import OptionError, WorkerStartFailed
 
-__all__ = ["check_here", "check_nodes", "mark"]
+__all__ = ["ask_nodes", "check_here", "check_nodes", "mark"]
+
+_LOGGER = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 _ANSWER_S = 30.0  # for all nodes together; the agent of a node that has not answered looks again
 _SHOWN = 5  # nodes in a message
@@ -42,26 +47,11 @@ def check_here(marker: str) -> str:
 
 def check_nodes(marker: str, nodes: Sequence[Node]) -> None:
     """Raise :class:`OptionError` with the names of the nodes that do not see the folder. Waits for their answers."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    ask: Any = ray.remote(_sees)
-    asked: dict[Any, Node] = {}
-    for node in nodes:
-        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        asked[ask.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(marker)] = node
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
-    blind: list[str] = []
-    for reference in answered:
-        try:
-            if not ray.get(reference):
-                blind.append(f"{asked[reference].address} ({asked[reference].id[:8]})")
-        except RayError:
-            continue  # the node is gone; the agent of another one in its place looks itself
+    answers = ask_nodes(nodes, _sees, marker)
+    blind = [f"{node.address} ({node.id[:8]})" for node in nodes if not answers.get(node.id, True)]
     if blind:
         raise OptionError(
-            f"--checkpoint_dir: found {len(blind)} of {len(asked)} nodes that do not see the folder, or can't write "
+            f"--checkpoint_dir: found {len(blind)} of {len(answers)} nodes that do not see the folder, or can't write "
             f"there: {list_some(sorted(blind), _SHOWN)}; on a cluster, workers of all nodes write blocks there",
             fix=_FIX,
         )
@@ -69,3 +59,29 @@ def check_nodes(marker: str, nodes: Sequence[Node]) -> None:
 
 def _sees(marker: str) -> bool:
     return os.path.exists(marker) and os.access(os.path.dirname(marker), os.W_OK)
+
+
+def ask_nodes(nodes: Sequence[Node], question: Callable[..., Answer], *arguments: Any) -> dict[str, Answer]:
+    """Call a function on each node. Returns the answers, by the ids of the nodes that have answered in time.
+
+    Those that are gone, or have another version, say so when their agent starts.
+    """
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask: Any = ray.remote(question)
+    asked: dict[Any, str] = {}
+    for node in nodes:
+        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked[ask.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(*arguments)] = node.id
+    answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
+    for reference in late:
+        ray.cancel(reference)
+    answers: dict[str, Answer] = {}
+    for reference in answered:
+        try:
+            answers[asked[reference]] = ray.get(reference)
+        except RayError as error:
+            _LOGGER.debug("node %s does not answer: %s", asked[reference][:8], error)
+    return answers

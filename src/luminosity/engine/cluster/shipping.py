@@ -14,16 +14,17 @@ The copy has this layout:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import json
-import logging
 import os
 import platform
 import socket
 import tempfile
+import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +32,22 @@ from luminosity.engine.cluster import packages
 from luminosity.engine.cluster.working_folder import WORK, choose
 from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
-__all__ = ["Sent", "check_versions", "pack", "unpack", "versions"]
-
-_LOGGER = logging.getLogger(__name__)
+__all__ = ["Packed", "Sent", "check_versions", "pack", "unpack", "versions"]
 
 _CONTENTS = "luminosity-shipped.json"
 _COMPRESSED_FROM = 32_000_000  # bytes in all: a network moves less in less time than compressing it takes
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 _SAME_EVERYWHERE = ("luminosity", "apache-beam")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What each node needs of a run."""
+
+    archive: bytes = b""
+    folder: str = ""  # the working folder
+    files: frozenset[str] = frozenset()  # that the archive has of it, relative to it
+    warnings: tuple[str, ...] = ()  # what workers in a copy of the folder may miss
 
 
 def pack(
@@ -47,8 +56,8 @@ def pack(
     setup_file: str | None = None,
     requirements_file: str | None = None,
     extra_packages: Sequence[str] = (),
-) -> bytes:
-    """Return the archive of what each node needs of this run.
+) -> Packed:
+    """Return what each node needs of this run.
 
     Args:
         working_folder: the folder to send; None for the current one.
@@ -58,8 +67,6 @@ def pack(
     """
     folder = os.path.abspath(working_folder or os.getcwd())
     choice = choose(folder)
-    for warning in choice.warnings:
-        _LOGGER.warning("%s", warning)
     archive = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="shipped-luminosity-") as scratch:
         files = choice.files | packages.collect(scratch, setup_file, requirements_file, extra_packages)
@@ -71,7 +78,8 @@ def pack(
                 _add(file, name, path, compression)
             contents = {"import_path": choice.import_path, "working_folder": folder}
             file.writestr(zipfile.ZipInfo(_CONTENTS, _LONG_AGO), json.dumps(contents))
-    return archive.getvalue()
+    of_folder = frozenset(name.removeprefix(f"{WORK}/") for name in files if name.startswith(f"{WORK}/"))
+    return Packed(archive.getvalue(), folder, of_folder, tuple(choice.warnings))
 
 
 def _add(file: zipfile.ZipFile, name: str, path: str, compression: int) -> None:
@@ -89,12 +97,27 @@ class Sent:
     root: str
     source_folder: str  # the driver's folder of which the working folder is a copy
     folders: list[str]  # in which workers look for modules
+    working_folder: str  # of workers: the copy, or the driver's own folder
+    unpacked_at: float = 0.0  # seconds since 1970
     installed: str = ""  # the folder of packages that were installed, which workers can import, too
 
     @property
-    def working_folder(self) -> str:
-        """The working folder of workers."""
-        return os.path.join(self.root, WORK)
+    def is_copy(self) -> bool:
+        """Whether workers run in the copy."""
+        return self.working_folder != self.source_folder
+
+    def written(self) -> list[str]:
+        """Return the files that steps have written to relative paths in the copy, where they end with the run."""
+        return sorted(self._written()) if self.is_copy else []
+
+    def _written(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self.working_folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            for name in names:
+                path = os.path.join(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # the worker that has written it is still running
+                    if os.lstat(path).st_mtime > self.unpacked_at:
+                        yield os.path.relpath(path, self.working_folder)
 
     @property
     def import_path(self) -> list[str]:
@@ -107,11 +130,16 @@ class Sent:
         return {SENT_FOLDER_VARIABLE: json.dumps([self.source_folder, self.working_folder])}
 
 
-def unpack(archive: Any, root: str) -> Sent:
-    """Unpack what :func:`pack` has returned into a new folder."""
+def unpack(archive: Any, root: str, *, in_place: bool = False) -> Sent:
+    """Unpack the archive that :func:`pack` has returned into a new folder.
+
+    ``in_place`` says that this node sees the driver's working folder itself, so that workers need no copy of it.
+    """
     made: set[str] = set()
     with zipfile.ZipFile(io.BytesIO(memoryview(archive))) as file:
         for entry in file.infolist():
+            if in_place and entry.filename.startswith(f"{WORK}/"):
+                continue
             path = os.path.join(root, entry.filename)
             parent = os.path.dirname(path)
             if parent not in made:
@@ -121,8 +149,17 @@ def unpack(archive: Any, root: str) -> Sent:
             with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as copy:
                 copy.write(file.read(entry))
         contents: dict[str, Any] = json.loads(file.read(_CONTENTS))
-    os.makedirs(os.path.join(root, WORK), exist_ok=True)  # It is not in the archive if it is empty.
-    return Sent(root, contents["working_folder"], [os.path.join(root, each) for each in contents["import_path"]])
+    source: str = contents["working_folder"]
+    working_folder = source if in_place else os.path.join(root, WORK)
+    if not in_place:
+        os.makedirs(working_folder, exist_ok=True)  # It is not in the archive if it is empty.
+    folders = [
+        os.path.normpath(os.path.join(working_folder, os.path.relpath(each, WORK)))
+        if each == WORK or each.startswith(f"{WORK}/")
+        else os.path.join(root, each)
+        for each in contents["import_path"]
+    ]
+    return Sent(root, source, folders, working_folder, time.time())
 
 
 def versions() -> dict[str, str]:

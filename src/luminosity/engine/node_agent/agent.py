@@ -15,7 +15,7 @@ from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.node_agent.node_folder import NodeFolder
 from luminosity.engine.node_agent.node_load import NodeLoad, NodeSample
 from luminosity.engine.node_agent.ray_store import RayStore, read_first
-from luminosity.engine.workers.request import NodeBlocks, WorkerRequest
+from luminosity.engine.workers.request import LocalPaths, NodeBlocks, WorkerRequest
 from luminosity.errors import WorkerStartFailed
 from luminosity.extras import require
 from luminosity.model_sizes import NODE_FOLDER_VARIABLE
@@ -32,6 +32,7 @@ class RunOnNodes:
     versions: Mapping[str, str]  # of the driver
     marker: str  # a file in the folder that all nodes share for blocks; empty if there is none
     preload: Sequence[str]  # modules that workers will import
+    is_in_place: bool = False  # whether workers run in the driver's working folder, which all nodes see
 
 
 class NodeAgent:
@@ -56,7 +57,7 @@ class NodeAgent:
             made.callback(self._desk.close)
             self._workers = ForkedWorkers(run.preload, is_shared=is_driver)  # imports Beam meanwhile
             made.callback(self._workers.close)
-            self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"))
+            self._sent = shipping.unpack(sent, os.path.join(self._folder.path, "sent"), in_place=run.is_in_place)
             self._load = NodeLoad(self._node_id)
             made.callback(self._load.close)
             self._made = made.pop_all()
@@ -81,6 +82,10 @@ class NodeAgent:
         """Fork a worker. Does not wait for it; :meth:`exits` tells if it fails."""
         folder = self._folder
         blocks = NodeBlocks(self._desk.path, self._shared_folder, list(read_by_driver))
+        is_copy = self._sent.is_copy
+        paths = LocalPaths(**request.local_paths or {})
+        if is_copy:
+            paths = replace(paths, copy=self._sent.working_folder)
         self._desk.expect(request.worker_id)
         self._workers.start(
             replace(
@@ -91,7 +96,7 @@ class NodeAgent:
                     **request.environment,
                     NODE_FOLDER_VARIABLE: folder.memory,
                 },
-                source_folder=request.working_directory,
+                source_folder=request.working_directory if is_copy else "",
                 working_directory=self._sent.working_folder,
                 import_path=[*self._sent.import_path, *self._workers.import_path],
                 memory_folder=folder.memory,
@@ -99,6 +104,7 @@ class NodeAgent:
                 main_classes=os.path.join(folder.path, request.main_classes),
                 load_ahead=request.load_ahead and os.path.join(folder.path, request.load_ahead),
                 node_blocks=asdict(blocks),
+                local_paths=asdict(paths) if paths.copy or paths.is_apart else None,
             )
         )
 
@@ -144,10 +150,15 @@ class NodeAgent:
         """Return the load of the node since the last call, and its memory now."""
         return self._load.sample()
 
-    def close(self) -> None:
-        """End the workers and remove the folder. The agent of a run that has ended needs no other call."""
+    def close(self) -> list[str]:
+        """End the workers and remove the folder. The agent of a run that has ended needs no other call.
+
+        Returns the files that steps have written to relative paths, and that are gone with the folder.
+        """
         atexit.unregister(self.close)
+        written = self._sent.written()
         self._made.close()
+        return written
 
 
 def _fetch(copies: list[Any]) -> tuple[Any, Any]:

@@ -6,6 +6,8 @@ first workers start at once.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from luminosity._text import list_some
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.engine.node_agent.agent import NodeAgent, RunOnNodes
 from luminosity.engine.node_agent.forked_workers import Exit
@@ -23,6 +26,9 @@ from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Agent", "Agents"]
 
+_LOGGER = logging.getLogger(__name__)
+
+_SHOWN = 3  # files in a message
 _START_TIMEOUT_S = 60.0  # for an agent to start, on a busy node
 _CONCURRENT_CALLS = 32  # of an agent: one waits for exits, the others move blocks
 _CLOSE_TIMEOUT_S = 5.0  # for agents to remove their folders; then their cleaners do it
@@ -166,13 +172,26 @@ class Agents:
     def close(self) -> None:
         """Remove the folders and end the agents."""
         import ray
+        from ray.exceptions import RayError
 
         with self._lock:
             self._is_closed = True
         agents = self.all()
-        closing = [reference for agent in agents if (reference := agent.close()) is not None]
+        closing = {agent.close(): agent.node_id for agent in agents if isinstance(agent, RemoteAgent)}
+        written = {agent.node_id: agent.close() for agent in agents if isinstance(agent, OwnAgent)}
         if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
+            answered, _ = ray.wait(list(closing), num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
+            for reference in answered:
+                with contextlib.suppress(RayError):  # its node is gone
+                    written[closing[reference]] = ray.get(reference)
         for agent in agents:
             agent.end()
         self._archive = None
+        for node_id, files in written.items():
+            if files:
+                _LOGGER.warning(
+                    "what steps on node %s wrote to relative paths ends with the run, since workers ran in a copy of "
+                    "the working folder: %s. Write to a place that all nodes see",
+                    node_id[:8],
+                    list_some(files, _SHOWN),
+                )

@@ -17,6 +17,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity._text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster import nodes
+from luminosity.engine.cluster.shared_paths import SharedPaths
 from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.engine.node_agent.agent import RunOnNodes
 from luminosity.engine.node_agent.forked_workers import Exit
@@ -30,7 +31,7 @@ from luminosity.engine.node_workers.remote_agent import RemoteAgent
 from luminosity.engine.node_workers.threads import Threads
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.workers.launcher import OnExit
-from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.request import LocalPaths, WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
 from luminosity.events import NodeView
 
@@ -38,7 +39,7 @@ __all__ = ["NodeLauncher"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_SURE_S = 15.0  # after which Ray says for certain that a node is dead
+_SURE_S = 15.0  # for a node to answer after its agent has ended; then Ray knows for certain whether it is dead
 _CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
 _MOST_NODES = 100  # in a snapshot
@@ -52,6 +53,7 @@ class NodeLauncher:
         self,
         run: RunOnNodes,
         sent: bytes,
+        paths: SharedPaths,
         *,
         url: str,
         security: RunSecurity,
@@ -60,9 +62,10 @@ class NodeLauncher:
     ) -> None:
         """Make a launcher.
 
-        ``sent`` is the archive of the user's code. ``read_by_driver`` are the outputs of steps whose elements the
-        driver reads itself.
+        ``sent`` is the archive of the user's code. ``paths`` knows which nodes see the files that steps read and write.
+        ``read_by_driver`` are the outputs of steps whose elements the driver reads itself.
         """
+        self._paths = paths
         self._url = url
         self._security = security
         self._driver_node = driver_node
@@ -143,17 +146,20 @@ class NodeLauncher:
         if not bundle_of(needs):
             self._placed(process, request, self._node_without_lease(needs.node))
             return
+        avoided = self._avoided
         try:
             self._leases.ask(
                 process.worker_id,
                 needs,
-                self._avoided,
+                avoided,
                 lambda node_id: self._submit(self._starts, self._placed, process, request, node_id),
             )
         except Exception as error:  # Ray raises various ones if its head does not answer
             if not self._closed.is_set():
                 _LOGGER.warning("the cluster gives no place to a worker: %s", shorten(f"{error}", _MOST_WORDS))
             process.ended(KILLED)
+        if avoided - self._avoided:
+            self._leases.ask_again(self._avoided)  # a node has answered meanwhile
         if process.has_ended:
             self._leases.release(process.worker_id)  # its end came first
 
@@ -185,6 +191,9 @@ class NodeLauncher:
     def _placed(self, process: NodeProcess, request: WorkerRequest, node_id: str) -> None:
         """Let the agent of its node start a worker that has a place."""
         try:
+            if self._is_blind(node_id):
+                process.ended(LOST_WITH_NODE)  # another one starts elsewhere
+                return
             if process.needs.gpus:
                 self._submit(self._starts, self._begin_agent, node_id)  # meanwhile
             devices = self._leases.devices(process.worker_id, node_id, process.needs)
@@ -209,9 +218,24 @@ class NodeLauncher:
             private_folders=[],
             prints={},
             lease=None,
+            local_paths=asdict(self._local_paths(request, node_id)),
         )
         if not (process.is_killed or process.has_ended):
             agent.start(request, self._read_by_driver)
+
+    def _local_paths(self, request: WorkerRequest, node_id: str) -> LocalPaths:
+        is_apart = self._paths.is_apart(node_id)
+        return LocalPaths("", request.working_directory, is_apart, self._paths.shared)
+
+    def _is_blind(self, node_id: str) -> bool:
+        """Return whether a node, which may have come after the run's start, does not see files that steps need."""
+        reason = self._paths.why_not(node_id)
+        with self._lock:
+            is_new = bool(reason) and node_id not in self._avoided
+            self._avoided |= {node_id} if reason else set()
+        if is_new:
+            _LOGGER.warning("node %s gets no workers of this run: %s", node_id[:8], reason)
+        return bool(reason)
 
     def _not_started(self, process: NodeProcess, error: Exception, node_id: str) -> None:
         is_lost = not nodes.is_alive(node_id)
@@ -328,15 +352,24 @@ class NodeLauncher:
     def _agent_lost(self, node_id: str) -> None:
         """Give up a node whose agent has ended, most likely with the node: Ray may say so seconds later.
 
-        If only the agent has ended, the workers there and their folder are gone with it, and the node gets new ones.
+        If only the agent has ended, the workers there and their folder are gone with it, and the node gets new ones,
+        as soon as it answers. Workers that wait for a place since then may be placed there.
         """
         self._forget_node(node_id)
-        if not self._closed.wait(_SURE_S) and nodes.is_alive(node_id):
-            self._avoided -= {node_id}
+        if nodes.answers(node_id, _SURE_S, self._closed):
+            with self._lock:
+                self._avoided -= {node_id}
+            _LOGGER.warning("node %s is there; only this run's agent on it had ended, and starts again", node_id[:8])
+            self._leases.ask_again(self._avoided)
 
     def _forget_node(self, node_id: str) -> None:
         """Give up a node that is gone or frozen: end its workers, and copy the blocks that it held."""
-        _LOGGER.warning("node %s is gone; what ran there is repeated elsewhere", node_id[:8])
+        _LOGGER.warning(
+            "node %s is gone with %d workers of this run; what ran there is repeated elsewhere, and new workers start "
+            "where the cluster has room",
+            node_id[:8],
+            len(self._on(node_id)),
+        )
         self._avoided |= {node_id}
         self._agents.give_up(node_id)
         self._end_workers(node_id)

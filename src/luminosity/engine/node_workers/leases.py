@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,8 @@ class _Lease:
     """One worker's lease."""
 
     group: Any
+    needs: LeaseNeeds
+    avoided: frozenset[str]  # nodes on which it is not placed
     on_placed: Callable[[str], None]
     look_at: float
     pause_s: float = _FIRST_LOOK_S
@@ -64,7 +66,7 @@ class Leases:
         self._thread = threading.Thread(target=self._look, name="luminosity-leases", daemon=True)
         self._thread.start()
 
-    def ask(self, worker_id: str, needs: LeaseNeeds, avoided: Iterable[str], on_placed: Callable[[str], None]) -> None:
+    def ask(self, worker_id: str, needs: LeaseNeeds, avoided: frozenset[str], on_placed: Callable[[str], None]) -> None:
         """Ask the cluster for what a worker needs, if possible on ``needs.node``, and never on nodes to be avoided.
 
         The plan has found room for all workers. If Ray spread them at will, small ones could take the last node on
@@ -72,16 +74,24 @@ class Leases:
 
         ``on_placed`` gets the node's id, on another thread, and must not wait.
         """
-        groups = require("ray.util.placement_group", "ray")
-        avoided = sorted(avoided)
-        options: dict[str, Any] = {}
-        if avoided:
-            options["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(avoided)})"}]
-        if needs.node and needs.node not in avoided:
-            options["_soft_target_node_id"] = needs.node
-        group = groups.placement_group([bundle_of(needs)], strategy="STRICT_PACK", **options)
+        group = _group(needs, avoided)
         with self._lock:
-            self._leases[worker_id] = _Lease(group, on_placed, time.monotonic() + _FIRST_LOOK_S)
+            self._leases[worker_id] = _Lease(group, needs, avoided, on_placed, time.monotonic() + _FIRST_LOOK_S)
+        self._changed.set()
+
+    def ask_again(self, avoided: frozenset[str]) -> None:
+        """Ask anew for those that still wait and may have a place on a node that is no longer avoided."""
+        with self._lock:
+            waiting = [each for each in self._leases.values() if not each.is_placed and each.avoided - avoided]
+        for lease in waiting:
+            spare = _group(lease.needs, avoided)
+            with self._lock:
+                if lease in self._leases.values() and not lease.is_placed:
+                    lease.group, spare = spare, lease.group
+                    lease.avoided = avoided
+                    lease.pause_s = _FIRST_LOOK_S
+                    lease.look_at = time.monotonic() + _FIRST_LOOK_S
+            require("ray.util.placement_group", "ray").remove_placement_group(spare)
         self._changed.set()
 
     def devices(self, worker_id: str, node_id: str, needs: LeaseNeeds) -> tuple[str, ...]:
@@ -149,13 +159,28 @@ class Leases:
             self._changed.clear()
 
     def _look_at(self, lease: _Lease) -> None:
-        table = require("ray.util.placement_group", "ray").placement_group_table(lease.group)
-        if table.get("state") == "CREATED":
-            lease.is_placed = True
+        group = lease.group
+        table = require("ray.util.placement_group", "ray").placement_group_table(group)
+        with self._lock:
+            if lease.group is not group:
+                return  # it was asked for anew meanwhile
+            lease.is_placed = table.get("state") == "CREATED"
+            if not lease.is_placed:
+                lease.pause_s = min(2 * lease.pause_s, _LONGEST_PAUSE_S)
+                lease.look_at = time.monotonic() + lease.pause_s
+        if lease.is_placed:
             lease.on_placed(table["bundles_to_node_id"][0])
-        else:
-            lease.pause_s = min(2 * lease.pause_s, _LONGEST_PAUSE_S)
-            lease.look_at = time.monotonic() + lease.pause_s
+
+
+def _group(needs: LeaseNeeds, avoided: frozenset[str]) -> Any:
+    """Ask the cluster for the needs of a worker."""
+    options: dict[str, Any] = {}
+    if avoided:
+        options["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}]
+    if needs.node and needs.node not in avoided:
+        options["_soft_target_node_id"] = needs.node
+    groups = require("ray.util.placement_group", "ray")
+    return groups.placement_group([bundle_of(needs)], strategy="STRICT_PACK", **options)
 
 
 def _given_devices() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Watches the nodes of a run: which are frozen, and which Ray will take away soon."""
+"""Watches the nodes of a run: which are frozen, which Ray will take away soon, and which have joined."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = ["NodeWatch"]
 _LOGGER = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two looks
+_NEW_S = 5.0  # between two looks for nodes that have joined
 _PING_S = 5.0  # between two pings of one agent
 _ANSWER_S = 20.0  # then the node counts as frozen; a busy one needs seconds
 _END_S = 5.0  # for the thread to end
@@ -46,6 +47,8 @@ class NodeWatch:
         self._on_leaving = on_leaving
         self._pings: dict[str, _Ping] = {}
         self._leaving: set[str] = set()
+        self._known: set[str] | None = None  # nodes of the cluster so far; None before the first look
+        self._look_for_new_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="luminosity-nodes", daemon=True)
         self._thread.start()
@@ -59,8 +62,24 @@ class NodeWatch:
                     self._leaving.add(node_id)
                     self._on_leaving(node_id)
                 self._ping_all(time.monotonic())
+                self._look_for_new(time.monotonic())
             except RayError as error:
                 _LOGGER.debug("the cluster does not say how its nodes are: %r", error)
+
+    def _look_for_new(self, now: float) -> None:
+        """Say which nodes have joined: the run's plan does not know them."""
+        if now < self._look_for_new_at:
+            return
+        self._look_for_new_at = now + _NEW_S
+        found = {node.id: node for node in nodes.nodes()}
+        for node_id in sorted({*found} - (self._known if self._known is not None else {*found})):
+            _LOGGER.warning(
+                "node %s (%s) has joined the cluster; this run uses it for workers that wait for a place or were lost, "
+                "and starts no more workers than planned: the next run uses it from the start",
+                found[node_id].address,
+                node_id[:8],
+            )
+        self._known = {*found} | (self._known or set())
 
     def _ping_all(self, now: float) -> None:
         import ray

@@ -71,13 +71,15 @@ class OwnAgent:
         """Return the load of the node since the last call."""
         return self._agent.sample()
 
-    def close(self) -> None:
-        """End the workers and remove the folder."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._agent.close()
-            if self._thread.is_alive():
-                self._thread.join(_END_S)
+    def close(self) -> list[str]:
+        """End the workers and remove the folder. Returns the files that steps have written there."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        written = self._agent.close()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+        return written
 
     def end(self) -> None:
         """Do nothing more: it ends with :meth:`close`."""

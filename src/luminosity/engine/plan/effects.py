@@ -42,7 +42,9 @@ def effects_of(pipeline: beam_runner_api_pb2.Pipeline, versions: tuple[ModelVers
             if shown.key == _FILE_PATTERN and shown.string_value:
                 is_sink = shown.namespace.endswith(_SINK)
                 path = _SHARD.sub("*", shown.string_value) if is_sink else shown.string_value
-                place = Place(_outer(step), path if "://" in path else os.path.abspath(path))
+                is_local = "://" not in path
+                whole = os.path.abspath(path) if is_local else path
+                place = Place(_outer(step), whole, is_relative=is_local and not os.path.isabs(path))
                 (writes if is_sink else reads)[place] = None
             elif "seed" in shown.key.lower() and shown.WhichOneof("value") == "int_value":
                 seeds[f"{step}: {shown.key}"] = str(shown.int_value)

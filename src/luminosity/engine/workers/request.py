@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.engine.resources.nodes import LeaseNeeds
 
-__all__ = ["NodeBlocks", "WorkerRequest"]
+__all__ = ["LocalPaths", "NodeBlocks", "WorkerRequest"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,16 @@ class NodeBlocks:
     socket: str  # of the node's agent
     shared_folder: str  # a folder that all nodes see, in which blocks are files; empty if they are objects
     read_by_driver: list[str]  # outputs whose elements the driver reads itself
+
+
+@dataclass(frozen=True)
+class LocalPaths:
+    """What a worker on a node of a cluster does not share with the driver."""
+
+    copy: str = ""  # of the driver's working folder, in which the worker runs; empty if it runs in that folder itself
+    source: str = ""  # the driver's working folder
+    is_apart: bool = False  # whether the node is another machine
+    shared: list[str] = field(default_factory=list[str])  # folders that are the same on all nodes
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class WorkerRequest:
     lease: LeaseNeeds | None = None  # what to ask a cluster for; None for a process of this machine
     # The fields of NodeBlocks, once the worker has a place on a node of a cluster; None for a process of this machine.
     node_blocks: dict[str, Any] | None = None
+    # The fields of LocalPaths for a worker on a node of a cluster that may not see all that the driver sees.
+    local_paths: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """Return the request as JSON."""

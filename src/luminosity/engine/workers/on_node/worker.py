@@ -7,11 +7,11 @@ import sys
 import grpc
 
 from luminosity.engine.workers import harness
-from luminosity.engine.workers.on_node import channel
+from luminosity.engine.workers.on_node import channel, local_paths
 from luminosity.engine.workers.on_node.block_socket import BlockClient
 from luminosity.engine.workers.on_node.channel import FileChannel, ObjectChannel
 from luminosity.engine.workers.on_node.printed_lines import print_through_logs
-from luminosity.engine.workers.request import NodeBlocks, WorkerRequest
+from luminosity.engine.workers.request import LocalPaths, NodeBlocks, WorkerRequest
 
 __all__ = ["run"]
 
@@ -22,6 +22,8 @@ def run(request: WorkerRequest) -> int:
         harness.run(request)
         return 0
     kind = _channel(request.worker_id, NodeBlocks(**request.node_blocks))
+    if request.local_paths is not None:
+        local_paths.guard(LocalPaths(**request.local_paths))
     errors = sys.stderr
     print_through_logs()
     try:
