@@ -25,11 +25,10 @@ from concurrent.futures import ProcessPoolExecutor
 import apache_beam as beam
 
 from tests.leaving import running
-from tests.marks import first_time, note, wait_for_file
+from tests.marks import first_time, note
 
 SLEEP = ["sleep", "600"]
 FOLDER = os.environ["LEAVING"]
-OTHER = subprocess.DEVNULL
 
 
 def start_all(started):
@@ -70,12 +69,22 @@ class Leave(beam.DoFn):
 
 
 if __name__ == "__main__":
-    note(os.path.join(FOLDER, "users"), subprocess.Popen(SLEEP, stdout=OTHER, stderr=OTHER).pid)
-    with beam.Pipeline() as pipeline:
-        own, _ = pipeline | beam.Create([0]) | beam.Map(lambda _: os.getpid()).with_exception_handling(
-            use_subprocess=True, timeout=60
-        )
-        own | beam.Reshuffle() | beam.ParDo(Leave(), os.environ["ENDING"]) | beam.Map(print)
+    pipeline = beam.Pipeline()
+    own, _ = pipeline | beam.Create([0]) | beam.Map(lambda _: os.getpid()).with_exception_handling(
+        use_subprocess=True, timeout=60
+    )
+    own | beam.Reshuffle() | beam.ParDo(Leave(), os.environ["ENDING"]) | beam.Map(print)
+    result = pipeline.run()
+    users = os.path.join(FOLDER, "users")
+    if not os.environ["ENDING"].startswith("SIGKILL"):
+        note(users, subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)
+    elif os.fork() == 0:  # a process of the script, which holds all of the runner's pipes but the output
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        note(users, os.getpid())
+        time.sleep(600)
+        os._exit(0)
+    result.wait_until_finish()
 """
 
 

@@ -141,30 +141,33 @@ def left_over(family: int) -> dict[int, int]:
 
 
 class Ending:
-    """Ends processes: SIGTERM for each, and SIGKILL for those that are still there after some time."""
+    """Ends the processes of an owner: SIGTERM for each, and SIGKILL for those that are there after some time.
+
+    Processes that start meanwhile, as those of a pool do, are ended with the others.
+    """
 
     def __init__(self) -> None:
-        """Begin with no process."""
-        self._since: dict[int, float] = {}
+        """Start the clock."""
+        self._asked: set[int] = set()
+        self._begun = time.monotonic()
 
-    def step(self, found: Collection[int]) -> set[int]:
-        """Send signals to the processes that are left, and return those that may still end.
+    def step(self, found: Collection[int]) -> bool:
+        """Send signals to the processes that are left, and return whether there is nothing more to do.
 
-        Call it again soon, with those that are left then.
+        If there is, call it again soon, with those that are left then.
         """
-        now = time.monotonic()
-        passed = {pid: now - self._since.get(pid, now) for pid in found}
-        for pid, seconds in passed.items():
-            if pid not in self._since or seconds >= _GRACE_S:
+        passed = time.monotonic() - self._begun
+        for pid in found:
+            if passed >= _GRACE_S or pid not in self._asked:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGTERM if pid not in self._since else signal.SIGKILL)
-        self._since = {pid: now - seconds for pid, seconds in passed.items()}
-        return {pid for pid, seconds in passed.items() if seconds < _GRACE_S + _GIVE_UP_S}
+                    os.kill(pid, signal.SIGTERM if passed < _GRACE_S else signal.SIGKILL)
+        self._asked.update(found)
+        return not found or passed >= _GRACE_S + _GIVE_UP_S
 
 
 def _end(find: Callable[[], Collection[int]]) -> list[int]:
     ending = Ending()
-    while ending.step(found := find()):
+    while not ending.step(found := find()):
         time.sleep(_POLL_S)
     return list(found)
 

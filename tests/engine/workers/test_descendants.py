@@ -102,7 +102,8 @@ def test_an_ending_leaves_nothing(lum: Lum, ending: str, tmp_path: Path) -> None
     _read_all(output)
     process.wait(_PATIENCE_S)
     _check_gone(tmp_path)
-    assert "fork()" not in (tmp_path / "errors").read_text()  # a message of gRPC
+    if name != "SIGKILL":  # the script itself has forked
+        assert "fork()" not in (tmp_path / "errors").read_text()  # a message of gRPC
 
 
 _OWNER = """

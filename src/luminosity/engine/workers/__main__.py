@@ -19,11 +19,14 @@ def main() -> None:
     request, lifeline, family = map(int, sys.argv[1:4])
     _descendants.join(family)
     with os.fdopen(request) as file:
-        parsed = WorkerRequest.from_json(file.read())
+        # Not up to the end, which does not come if the script forks just now: that process holds the pipe, too.
+        parsed = WorkerRequest.from_json(file.readline())
     harness.end_with(lifeline)
     code = worker.run(parsed)
-    _descendants.end_started()  # otherwise multiprocessing would wait for its processes
-    sys.exit(code)
+    # As in a forked worker. Otherwise multiprocessing would wait for its processes, which the runner ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class _Server:
         self._runner = runner
         self._workers: set[int] = set()
         self._ended: dict[int, int] = {}  # exit codes of workers that are not reported yet
-        self._ending = _descendants.Ending()  # of what they have left
+        self._endings: dict[int, _descendants.Ending] = {}  # of what they, and other owners, have left
         self._is_ending = False
         self._folders: set[str] = set()
         self._wakeup, write_end = socket.socketpair()
@@ -212,14 +212,14 @@ class _Server:
 
     def _end_left_over(self) -> None:
         """End what workers have left, and report the workers of which nothing is left."""
-        found = _descendants.left_over(self._family)
-        ending = self._ending.step(found)
-        for worker, code in list(self._ended.items()):
-            left = [pid for pid, owner in found.items() if owner == worker]
-            if ending.isdisjoint(left):
-                del self._ended[worker]
-                self._respond({"ended": worker, "code": code, "left": left})
-        self._is_ending = bool(ending)
+        left: dict[int, list[int]] = {owner: [] for owner in self._ended}
+        for pid, owner in _descendants.left_over(self._family).items():
+            left.setdefault(owner, []).append(pid)
+        self._endings = {owner: self._endings.get(owner) or _descendants.Ending() for owner in left}
+        is_done = {owner: self._endings[owner].step(pids) for owner, pids in left.items()}
+        for worker in [owner for owner in self._ended if is_done[owner]]:
+            self._respond({"ended": worker, "code": self._ended.pop(worker), "left": left[worker]})
+        self._is_ending = not all(is_done.values())
 
     def _end(self) -> None:
         for pid in self._workers:

@@ -369,5 +369,5 @@ class SpawnLauncher:
         threading.Thread(target=wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()
         # A worker that has died already is handled like one that dies later: by on_exit.
         with contextlib.suppress(BrokenPipeError), os.fdopen(our_end, "w") as file:
-            file.write(request.to_json())
+            file.write(request.to_json() + "\n")
         return _SpawnedProcess(process)
