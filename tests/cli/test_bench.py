@@ -149,6 +149,15 @@ def test_rows_of_all_formats_are_the_same_sample_each_time(tmp_path: Path) -> No
     assert sorted(read_rows(str(tmp_path / "rows.csv"), "n", 1000)) == list(range(500))
 
 
+def test_data_that_would_be_misread_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("text\nZürich\n".encode("latin-1"))
+    with pytest.raises(OptionError, match="found bytes that are not UTF-8 in the column 'text'"):
+        read_rows(str(tmp_path / "latin.csv"), "text", 10)
+    (tmp_path / "twice.csv").write_text("text,text\na,b\n")
+    with pytest.raises(OptionError, match="has this column 2 times, expected it once"):
+        read_rows(str(tmp_path / "twice.csv"), "text", 10)
+
+
 def test_lists_become_arrays_and_a_broken_file_says_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [[1.0, 2.0]]}), tmp_path / "rows.parquet")
     [row] = read_rows(str(tmp_path / "rows.parquet"), None, 10)

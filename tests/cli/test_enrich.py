@@ -393,5 +393,8 @@ def test_a_store_that_is_not_installed_is_missed_before_anything_runs(
 
     assert main(["enrich", "in.csv", "out", "--embed=text=M", "--vector-store=store"]) == 2
 
-    assert "lum enrich: qdrant_edge is not installed; install it with: pip install" in capsys.readouterr().err
+    assert (
+        "lum enrich: qdrant_edge is not installed; install the extra qdrant of luminosity: pip install 'qdrant-client"
+        in capsys.readouterr().err
+    )
     assert os.listdir() == ["in.csv"]

@@ -13,22 +13,23 @@ import apache_beam as beam
 import pyarrow as pa
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
+from luminosity._text import list_some
 from luminosity.core import READS
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_dialect import CsvStyle
-from luminosity.io.reading.csv_types import Doubts
 from luminosity.io.reading.find_files import TableFile, find_files
 from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
 from luminosity.io.reading.readers import RowCount, Settings, all_rows, count_rows, first_rows, schema_of
 from luminosity.io.reading.selection import partition_schema, select
-from luminosity.io.reading.text_lines import LETTERS, Report, Unreadable, letters, raise_unreadable
+from luminosity.io.reading.text_lines import LETTERS, Doubts, Report, Unreadable, letters, raise_unreadable
 from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadTable"]
 
 _LOGGER = logging.getLogger(__name__)
+_SHOWN_FILES = 3  # that are not read
 
 
 class ReadTable(beam.PTransform[Any, Any]):
@@ -98,7 +99,8 @@ class ReadTable(beam.PTransform[Any, Any]):
             raise TableError(f"found schema= of type {type(schema).__name__}, expected pyarrow.schema(...)")
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
-        self._files = find_files(self._patterns, None if format is None else _format(format))
+        left_out: list[str] = []
+        self._files = find_files(self._patterns, None if format is None else _format(format), left_out)
         csv = CsvStyle(delimiter, encoding, newlines_in_values, tuple(null_values), decimal_point)
         _check_files(self._files, csv)
         partition = partition_schema(self._files, schema)
@@ -107,6 +109,8 @@ class ReadTable(beam.PTransform[Any, Any]):
         stored, origin = _stored(self._files, schema, partition, csv, self._unreadable.append, doubts.__setitem__)
         selection = select(stored, partition, columns, where, origin)
         self._doubts = [doubt for name, doubt in doubts.items() if name in selection.output.names]
+        if left_out:
+            self._doubts.append(_not_read(left_out))
         self._settings = Settings(selection, csv, rows_per_batch)
 
     @property
@@ -125,7 +129,9 @@ class ReadTable(beam.PTransform[Any, Any]):
         return any(file.format.is_text for file in self._files)
 
     def take_doubts(self) -> list[TableError]:
-        """Return what is doubtful about the types that were guessed for CSV, and forget it: the caller shows it.
+        """Return what is doubtful about guessed types, and about files that were left out, and forget it.
+
+        The caller shows it.
 
         Otherwise, it is logged as a warning when the pipeline is built.
         """
@@ -233,6 +239,15 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
             f"but no CSV file: the first file is {files[0].path}",
             fix=Fix("pass format='csv' if the files are CSV", command="leave out --delimiter and --encoding"),
         )
+
+
+def _not_read(paths: Sequence[str]) -> TableError:
+    """Return what to say about files of a folder that are not read."""
+    count = "1 file is" if len(paths) == 1 else f"{len(paths):,} files are"
+    return TableError(
+        f"{count} not read: {list_some(paths, _SHOWN_FILES)}; a folder means the files in it whose names tell a "
+        "format, and those in folders named column=value"
+    )
 
 
 def _stored(

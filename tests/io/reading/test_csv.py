@@ -329,3 +329,34 @@ def test_a_column_that_is_text_against_expectations_is_logged(tmp_path: Path, ca
     caplog.clear()
     _ = beam.Pipeline("FnApiRunner") | ReadTable(tmp_path / "t.csv", columns=["name"])
     assert not caplog.records
+
+
+def test_times_in_several_forms_are_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("when\n2026-01-02 10:00:00\n2026-01-03T10:00:00Z\n")
+    [doubt] = ReadTable(tmp_path / "t.csv").take_doubts()
+    assert doubt.message.endswith(
+        "column 'when' is text because of times in several forms: '2026-01-02 10:00:00' is the first"
+    )
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path) -> None:
+    for name in ("a.csv", "README.md", "b.xlsx", ".hidden.csv", "2026/c.csv", "day=1/_SUCCESS", "_x/d.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("n\n1\n")
+    table = ReadTable(tmp_path)
+    [doubt] = table.take_doubts()
+    assert [file.path for file in table.files] == [str(tmp_path / "a.csv")]
+    assert doubt.message.startswith("2 files are not read: ")
+    assert all(str(tmp_path / name) in doubt.message for name in ("b.xlsx", "2026/c.csv"))
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "says"),
+    [("1", "uint64", ""), ("-1", "double", "in which 12345678901234567890 loses digits; write such numbers as texts")],
+)
+def test_large_numbers_of_json_keep_their_digits_or_are_named(other: str, kind: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(f'{{"a": {other}, "b": 1.5}}\n{{"a": 12345678901234567890, "b": 2}}\n')
+    table = ReadTable(tmp_path / "t.jsonl")
+    assert str(table.schema.field("a").type) == kind
+    assert [says in str(doubt) for doubt in table.take_doubts()] == [True] * bool(says)
+    assert (read_alone(table)[1]["a"] == 12345678901234567890) is not bool(says)

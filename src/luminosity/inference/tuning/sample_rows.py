@@ -79,12 +79,17 @@ def _from_json_lines(path: str, column: str | None, count: int, chance: random.R
 
 
 def _csv_values(path: str, column: str | None, delimiter: str) -> Iterator[Any]:
-    from pyarrow import csv
+    from pyarrow import csv, types
 
     with csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)) as batches:
         name = _checked(path, column, batches.schema.names)
         read = 0
         for batch in batches:
+            if types.is_binary(batch[name].type):  # pyarrow's guess for texts that are not UTF-8
+                raise OptionError(
+                    f"--data={path}: found bytes that are not UTF-8 in the column {name!r}",
+                    fix="convert the file to UTF-8, as with: iconv -f cp1252 -t utf-8",
+                )
             yield from batch[name].to_pylist()
             read += batch.nbytes
             if read > _MOST_BYTES:
@@ -116,6 +121,8 @@ def _checked(path: str, column: str | None, columns: list[str]) -> str:
         if len(columns) == 1:
             return columns[0]
         raise OptionError(f"--column is missing; {has}", fix="name the column with the examples: --column C")
+    if columns.count(column) > 1:
+        raise OptionError(f"--column={column}: {path} has this column {columns.count(column)} times, expected it once")
     if column not in columns:
         raise OptionError(f"--column={column}: no such column; {has}", fix=did_you_mean(column, columns) or None)
     return column

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,11 @@ from luminosity.io.reading.csv_dialect import NULL_MARKS, CsvDialect, CsvStyle, 
 from luminosity.io.reading.csv_reader import CsvParser, is_text, skip
 from luminosity.io.reading.csv_rows import CsvRows, find_rows
 from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.text_lines import Report
+from luminosity.io.reading.text_lines import Doubts, Report
 
-__all__ = ["Doubts", "count_first_rows", "csv_schema"]
+__all__ = ["count_first_rows", "csv_schema"]
 
 pc: Any = compute  # It creates its functions on import, so type checkers see none.
-
-Doubts = Callable[[str, TableError], None]
-"""Takes the name of a column whose type may not be what the user wants, and an error that says why."""
 
 _SCHEMA_BYTES = 1 << 20  # enough rows to guess types from
 _NUMBER = r"[-+]?(?:\d+%s?\d*|%s\d+)(?:[eE][-+]?\d+)?"
@@ -153,7 +150,9 @@ class _Guess:
         point = "[,]" if self._has_comma else "[.]"
         for what, pattern in (("numbers", _NUMBER % (point, point)), ("times", _TIME)):
             others = values.filter(pc.invert(_matches(values, pattern)))
-            if _are_few(others, values):
+            if not len(others) and what == "times":
+                return TableError(f"{begun} times in several forms: {values[0].as_py()!r} is the first")
+            if len(others) and _are_few(others, values):
                 counts = {each["values"]: each["counts"] for each in pc.value_counts(others).to_pylist()}
                 texts = sorted(counts, key=lambda text: (-counts[text], text))
                 shown = list_some([repr(text) for text in texts], _SHOWN_TEXTS)

@@ -21,6 +21,7 @@ __all__ = ["TableFile", "find_files"]
 
 _GLOB = re.compile(r"[*?\[]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
+_ABOUT = ("README", "LICENSE")  # how the names of files about a table begin
 _SHOWN_NAMES = 5  # enough to recognise a wrong folder in one line
 
 
@@ -39,15 +40,21 @@ class TableFile:
         return self.path
 
 
-def find_files(patterns: Sequence[str], table_format: Format | None) -> list[TableFile]:
-    """Return all files that the patterns match, sorted by path."""
-    found = {file.path: file for pattern in patterns for file in _find(pattern, table_format)}
+def find_files(
+    patterns: Sequence[str], table_format: Format | None, left_out: list[str] | None = None
+) -> list[TableFile]:
+    """Return all files that the patterns match, sorted by path.
+
+    Adds the files in folders that are no part of the table, by their names or those of their folders, to ``left_out``.
+    """
+    skipped: list[str] = [] if left_out is None else left_out
+    found = {file.path: file for pattern in patterns for file in _find(pattern, table_format, skipped)}
     return [found[path] for path in sorted(found)]
 
 
-def _find(pattern: str, table_format: Format | None) -> list[TableFile]:
+def _find(pattern: str, table_format: Format | None, left_out: list[str]) -> list[TableFile]:
     if not _GLOB.search(pattern) and (os.path.isdir(pattern) or pattern.endswith("/")):
-        files = list(_in_folder(pattern, table_format))
+        files = list(_in_folder(pattern, table_format, left_out))
     elif matched := _match(pattern):
         files = [
             _table_file(each, table_format)
@@ -55,23 +62,27 @@ def _find(pattern: str, table_format: Format | None) -> list[TableFile]:
             if not _GLOB.search(pattern) or not _is_hidden(posixpath.basename(each.path))
         ]
     else:
-        files = [] if _GLOB.search(pattern) else list(_in_folder(pattern, table_format))
+        files = [] if _GLOB.search(pattern) else list(_in_folder(pattern, table_format, left_out))
     if not files:
         raise _not_found(pattern)
     return files
 
 
-def _in_folder(folder: str, table_format: Format | None) -> Iterator[TableFile]:
+def _in_folder(folder: str, table_format: Format | None, left_out: list[str]) -> Iterator[TableFile]:
     """Yield the table files in the folder, and in folders below it that are named ``column=value``."""
     folder = folder.rstrip("/")
     for each in _match(folder + "/**"):
         *folders, name = each.path[len(folder) + 1 :].split("/")
-        if _is_hidden(name) or any(_is_hidden(inner) or "=" not in inner for inner in folders):
+        if _is_hidden(name) or any(map(_is_hidden, folders)):
+            continue
+        if any("=" not in inner for inner in folders):
+            left_out.append(each.path)
             continue
         try:
             yield _table_file(each, table_format, tuple(map(_column_and_value, folders)))
-        except TableError:  # a file that is not part of the table, such as a README
-            continue
+        except TableError:
+            if not name.upper().startswith(_ABOUT):
+                left_out.append(each.path)
 
 
 def _match(pattern: str) -> list[FileMetadata]:

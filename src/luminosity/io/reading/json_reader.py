@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from luminosity.io.reading.open_file import open_text
 from luminosity.io.reading.reader import Claim, Reader
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import (
+    Doubts,
     LineNumbers,
     Report,
     Unreadable,
@@ -26,6 +28,8 @@ from luminosity.io.reading.text_lines import (
 )
 
 __all__ = ["JsonLinesReader", "json_lines_schema"]
+
+_LONG_NUMBER = re.compile(rb":\s*\d{17,}\s*[,}]")  # a float may not hold it
 
 pc: Any = compute  # It creates its functions on import, so type checkers see none.
 
@@ -96,10 +100,10 @@ class _Reporter:
         return bad
 
 
-def json_lines_schema(file: TableFile, report: Report) -> pa.Schema | None:
+def json_lines_schema(file: TableFile, report: Report, doubts: Doubts) -> pa.Schema | None:
     """Return the schema guessed from the first megabyte, or None if the file has no line.
 
-    Lines that can't be read are reported, and do not count.
+    Lines that can't be read are reported, and do not count. Whole numbers above 64 bits are doubtful: they lose digits.
     """
     from pyarrow import json
 
@@ -123,6 +127,17 @@ def json_lines_schema(file: TableFile, report: Report) -> pa.Schema | None:
         raise TableError(
             f"{file.path}: found empty objects in the first lines, expected columns", fix=Fix("pass schema=")
         )
+    if _LONG_NUMBER.search(data):
+        for name in [each.name for each in found if pa.types.is_float64(each.type)]:
+            wider = found.set(found.get_field_index(name), pa.field(name, pa.uint64()))
+            try:
+                parse(data, wider)
+                found = wider
+            except pa.ArrowException:
+                if long := re.search(rb'"%s"\s*:\s*(-?\d{17,})\s*[,}]' % re.escape(name.encode()), data):
+                    why = f"column {name!r} is read as numbers of 64 bits, in which {long[1].decode()} loses digits"
+                    fix = Fix("write such numbers as texts", command="write such numbers as texts")
+                    doubts(name, TableError(f"{file.path}: {why}", fix=fix))
     return pa.schema([pa.field(each.name, _unless_null(each.type)) for each in found])
 
 

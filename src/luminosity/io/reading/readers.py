@@ -14,14 +14,14 @@ from luminosity.io.reading.arrow_reader import ArrowReader, arrow_schema
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.csv_dialect import CsvStyle
 from luminosity.io.reading.csv_reader import CsvReader
-from luminosity.io.reading.csv_types import Doubts, count_first_rows, csv_schema
+from luminosity.io.reading.csv_types import count_first_rows, csv_schema
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
 from luminosity.io.reading.open_file import open_text, readable
 from luminosity.io.reading.parquet_reader import ParquetReader, parquet_rows, parquet_schema
 from luminosity.io.reading.reader import Reader
 from luminosity.io.reading.selection import Selection
-from luminosity.io.reading.text_lines import Report, Unreadable, head, raise_unreadable
+from luminosity.io.reading.text_lines import Doubts, Report, Unreadable, head, raise_unreadable
 
 __all__ = ["RowCount", "Settings", "all_rows", "count_rows", "first_rows", "open_reader", "schema_of"]
 
@@ -59,7 +59,7 @@ def schema_of(file: TableFile, csv: CsvStyle, report: Report, doubts: Doubts) ->
             return parquet_schema(file)
         if file.format is Format.ARROW:
             return arrow_schema(file)
-        return csv_schema(file, csv, report, doubts) if file.format.is_csv else json_lines_schema(file, report)
+        return csv_schema(file, csv, report, doubts) if file.format.is_csv else json_lines_schema(file, report, doubts)
 
 
 class RowCount(NamedTuple):

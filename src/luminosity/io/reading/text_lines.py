@@ -17,6 +17,7 @@ from luminosity.io.reading.reader import TEXT_BYTES, Claim, claim_whole
 
 __all__ = [
     "LETTERS",
+    "Doubts",
     "LineNumbers",
     "Report",
     "Unreadable",
@@ -67,6 +68,9 @@ def _quoted(text: str) -> str:
     """
     return repr(text).replace("\\\\", "\\")
 
+
+Doubts = Callable[[str, TableError], None]
+"""Takes the name of a column whose type may not be what the user wants, and an error that says why."""
 
 Report = Callable[[Unreadable], None]
 """Takes a line that can't be read: it raises, or keeps the line as a dead letter."""
