@@ -18,6 +18,7 @@ from luminosity.events import (
     MachineInfo,
     PoolInfo,
     PoolView,
+    Resources,
     RunEnded,
     RunStarted,
     Snapshot,
@@ -26,12 +27,14 @@ from luminosity.events import (
     WorkerStarted,
     to_json,
 )
+from luminosity.operate.cost.bill import bill_of
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation import simulator
 from luminosity.operate.simulation.fitting import fit
 from luminosity.operate.simulation.forecast import forecast
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario
 from luminosity.operate.simulation.workload import AutoscaleRange, PoolModel, StageModel, Workload
+from tests.operate.made_up import GIB, T4, run_of_one_pool
 
 READ = StageModel("read", "Read", "cpu", seconds_per_row=0.01)
 INFER = StageModel("infer", "Infer", "device", ("read",), seconds_per_row=0.1)
@@ -40,7 +43,7 @@ INFER = StageModel("infer", "Infer", "device", ("read",), seconds_per_row=0.1)
 def test_one_stage_takes_its_work_divided_by_its_workers() -> None:
     outcome = simulator.run(Workload(10_000, (READ,), (PoolModel("cpu", 4, startup_seconds=5.0),)))
     assert outcome.seconds == pytest.approx(5 + 10_000 * 0.01 / 4, rel=0.01)
-    assert outcome.worker_seconds["cpu"] == pytest.approx(4 * outcome.seconds)
+    assert outcome.worker_seconds["cpu"] == pytest.approx(4 * (outcome.seconds - 5))  # from their starts
     assert outcome.busy_seconds["cpu"] == pytest.approx(100.0)
 
 
@@ -193,6 +196,49 @@ def test_a_forecast_says_what_holds_it_back_and_what_it_costs() -> None:
     assert found.bill.total is not None
     assert found.bill.high is not None
     assert 0 < found.bill.low <= found.bill.total <= found.bill.high
+
+
+def test_the_bill_of_the_measured_run_is_that_of_the_advice() -> None:
+    """Also for declared devices, which have the type that steps ask for, and for RAM that was used, not asked for."""
+    prices = load_prices(None)
+    for record in (
+        run_of_one_pool(),
+        run_of_one_pool(workers=8, cpu=0.05),
+        run_of_one_pool(asked=Resources(ram=GIB // 4), peak=GIB),
+        run_of_one_pool(asked=Resources(accelerator=T4), devices=("declared:0", "declared:1")),
+    ):
+        found = forecast(record, Scenario(), prices, seeds=1)
+        real = bill_of(record, prices)
+        assert found.bill is not None
+        assert found.bill.total == pytest.approx(real.total, rel=0.02)
+        assert [name for name, _ in found.bill.usage.device_hours] == [name for name, _ in real.usage.device_hours]
+        low, _, high = found.seconds
+        assert low < real.seconds < high
+
+
+def test_more_workers_start_one_after_the_other_and_need_the_memory_that_was_used() -> None:
+    record = run_of_one_pool(cpu=0.05)  # a start takes 0.1 CPU seconds, on two cores
+    workload = fit(record, Scenario(pools=(PoolOrder("cpu", 8),)))
+    (pool,) = workload.pools
+    assert (pool.startup_seconds, pool.start_gap, pool.ram) == (1.0, pytest.approx(0.05), GIB // 8)
+    (note,) = [each.note for each in workload.inputs if each.name == "a worker of pool cpu has"]
+    assert "ask for no RAM" in note
+    (cores,) = [each for each in workload.inputs if each.name == "cores"]
+    assert not cores.is_measured
+    assert "--cores=2" in cores.note
+    model = PoolModel("cpu", 4, startup_seconds=1.0, start_gap=2.0)
+    outcome = simulator.run(Workload(1, (replace(READ, seconds_per_row=0.0),), (model,)))
+    assert outcome.most_workers["cpu"] == 4
+    shared = forecast(record, Scenario(pools=(PoolOrder("cpu", 8),), cores=2), load_prices(None), seeds=1)
+    assert shared.bill is not None
+    assert shared.bill.usage.core_hours <= 2 * shared.middle.seconds / 3600 * 1.001
+
+
+def test_the_range_says_what_it_covers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "last", f"--run_dir={saved(tmp_path)}", "--seeds=2"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 simulations, and 10% between two runs" in text
+    assert "difference between two runs 10% assumed" in text
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from luminosity.engine.monitor.records import Record
 from luminosity.engine.monitor.views import words
 from luminosity.errors import Fix, RecordError
 from luminosity.events import InferenceView, ModelLoaded, PoolInfo, StageInfo, StageView, WorkerStarted
+from luminosity.operate.cost.bill import device_names, peak_ram, start_cpu
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario, pools_named
 from luminosity.operate.simulation.workload import AutoscaleRange, Input, PoolModel, StageModel, Workload
 
-__all__ = ["device_share", "fit"]
+__all__ = ["BETWEEN_RUNS", "device_share", "fit"]
+
+BETWEEN_RUNS = 0.1  # of the time: how much two equal runs differ, on a machine that also does other things
 
 _ROW_BYTES = 1024  # assumed in a queue, if the record does not know
 _FEW_BUNDLES = 5  # fewer measured bundles say little about the spread
@@ -65,6 +68,7 @@ class _Fit:
         stages = tuple(self._stage(info) for info in self._infos)
         pools = tuple(self._pool(pool) for pool in self._record.started.pools)
         cores = self._cores(pools)
+        self._note_range()
         if self._scenario.preempted_per_hour:
             self._note("preemption", f"{self._scenario.preempted_per_hour:g} per worker and hour", is_measured=False)
         return Workload(
@@ -72,6 +76,7 @@ class _Fit:
             stages,
             pools,
             cores,
+            float(self._record.started.machine.ram) if cores < float("inf") else 0.0,
             preempted_per_hour=self._scenario.preempted_per_hour,
             lost_at=self._scenario.lost_at,
             inputs=tuple(self._inputs),
@@ -79,6 +84,10 @@ class _Fit:
 
     def _note(self, name: str, value: str, note: str = "", *, is_measured: bool) -> None:
         self._inputs.append(Input(name, value, is_measured, note))
+
+    def _note_range(self) -> None:
+        note = "two runs of the same pipeline on the same machine may differ by as much; the range covers it"
+        self._note("difference between two runs", f"{BETWEEN_RUNS:.0%}", note, is_measured=False)
 
     # The run
 
@@ -114,13 +123,15 @@ class _Fit:
     def _cores(self, pools: Sequence[PoolModel]) -> float:
         machine = self._record.started.machine.cores
         workers = sum(pool.most_workers for pool in pools)
+        measured = sum(self._workers_of(pool) for pool in self._record.started.pools)
         if self._scenario.cores is not None:
             self._note("cores that all workers share", f"{self._scenario.cores:g}", is_measured=False)
             return self._scenario.cores
-        if machine and workers <= machine and not any(order.device for order in self._orders.values()):
+        if machine and workers <= max(machine, measured) and not any(order.device for order in self._orders.values()):
             self._note("cores that all workers share", str(machine), "one machine, as measured", is_measured=True)
             return float(machine)
-        self._note("cores", "enough", "each worker has the cores that it used", is_measured=False)
+        one = f"; if they share this machine, say --cores={machine}" if machine else ""
+        self._note("cores", "enough", f"each worker has the cores that it used{one}", is_measured=False)
         return float("inf")
 
     # Stages
@@ -199,16 +210,12 @@ class _Fit:
         workers = order.workers if order.workers is not None else self._workers_of(info)
         limits = self._autoscale(info)
         said = f"{limits.least} to {limits.most}, autoscaled" if limits is not None else f"{workers:,}"
-        device = order.device or (info.devices[0].split(":")[0] if info.devices else "")
+        device = order.device or next(iter(device_names(info, self._record.started.machine)), "")
         has_order = order.workers is not None or limits is not None
         self._note(f"workers of pool {info.name}", said, device, is_measured=not has_order)
         self._note_speed(info, order)
-        cores = order.cores if order.cores is not None else info.cores_per_worker
-        ram = order.ram if order.ram is not None else float(info.ram_per_worker)
-        if cores or ram:
-            is_given = order.cores is not None or order.ram is not None
-            value = f"{cores:g} core{'' if cores == 1 else 's'}" + (f", {format_bytes(ram)}" if ram else "")
-            self._note(f"a worker of pool {info.name} has", value, "for the bill", is_measured=not is_given)
+        most = limits.most if limits is not None else workers
+        cores, ram = self._cores_and_ram(info, order, most)
         return PoolModel(
             info.name,
             workers,
@@ -218,8 +225,34 @@ class _Fit:
             cores,
             ram,
             device,
-            (max(1, len(info.devices) // max(1, info.workers)) if info.devices or order.device else 0),
+            max(1.0, len(info.devices) / max(1, info.workers)) if info.devices or order.device else 0.0,
+            0.0 if order.startup_seconds is not None else self._start_gap(),
         )
+
+    def _cores_and_ram(self, info: PoolInfo, order: PoolOrder, workers: int) -> tuple[float, float]:
+        """Return what each worker has, for the bill: what you say, what it was given, or what it used if that is more.
+
+        Workers whose steps ask for no RAM share that of the machine. More of them on others need what was used.
+        """
+        cores = order.cores if order.cores is not None else info.cores_per_worker
+        peak = peak_ram(self._record, info.name)
+        note = "for the bill"
+        if order.ram is not None:
+            ram = order.ram
+        elif info.asked.ram or not peak or workers <= self._workers_of(info) or self._scenario.cores is not None:
+            ram = float(max(info.ram_per_worker, peak))
+        else:
+            ram = float(peak)
+            note = "for the bill; its steps ask for no RAM: this is what the largest measured worker used"
+        if cores or ram:
+            is_given = order.cores is not None or order.ram is not None
+            value = f"{cores:g} core{'' if cores == 1 else 's'}" + (f", {format_bytes(ram)}" if ram else "")
+            self._note(f"a worker of pool {info.name} has", value, note, is_measured=not is_given)
+        return cores, ram
+
+    def _start_gap(self) -> float:
+        """Return the time between the starts of two workers: each takes CPU seconds of the machine's cores."""
+        return start_cpu(self._record) / max(1, self._record.started.machine.cores)
 
     def _workers_of(self, info: PoolInfo) -> int:
         """Return how many workers the pool had: also those on cores that other pools did not use."""
@@ -247,7 +280,8 @@ class _Fit:
         if order.startup_seconds is not None:
             self._note(name, words.duration(order.startup_seconds), is_measured=False)
             return order.startup_seconds
-        starts = [event.seconds for event in self._record.happenings if isinstance(event, WorkerStarted)]
+        every = [event for event in self._record.happenings if isinstance(event, WorkerStarted)]
+        starts = [e.seconds for e in every if e.pool == info.name] or [e.seconds for e in every]
         if not starts:
             self._note(name, "0 s", "the record has no start of a worker", is_measured=False)
             return 0.0

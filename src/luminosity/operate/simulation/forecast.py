@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity.engine.monitor.records import Record
-from luminosity.operate.cost.bill import Bill, bill_of_usage
+from luminosity.events import MachineInfo
+from luminosity.operate.cost.bill import Bill, bill_of_usage, within_machine
 from luminosity.operate.cost.prices import PriceSheet, Usage
 from luminosity.operate.simulation import simulator
-from luminosity.operate.simulation.fitting import device_share, fit
+from luminosity.operate.simulation.fitting import BETWEEN_RUNS, device_share, fit
 from luminosity.operate.simulation.scenario import Scenario
 from luminosity.operate.simulation.simulator import Outcome
 from luminosity.operate.simulation.workload import Input, PoolModel, Workload
@@ -55,9 +56,9 @@ class Forecast:
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """The shortest, the median and the longest time of all seeds."""
+        """The shortest, the median and the longest time of all seeds, with what two equal runs differ by."""
         times = [outcome.seconds for outcome in self.outcomes]
-        return times[0], statistics.median(times), times[-1]
+        return times[0] * (1 - BETWEEN_RUNS), statistics.median(times), times[-1] * (1 + BETWEEN_RUNS)
 
     @property
     def middle(self) -> Outcome:
@@ -165,8 +166,9 @@ def _bill(workload: Workload, outcomes: list[Outcome], prices: PriceSheet) -> Bi
     middle = outcomes[len(outcomes) // 2]
     bill = bill_of_usage(_usage(workload, middle), prices, seconds=middle.seconds)
     costs = [cost for outcome in outcomes for cost in prices.costs(_usage(workload, outcome))]
-    seeds = f"the range also covers {len(outcomes)} simulations"
-    return replace(bill, low=min(costs), high=max(costs), reasons=(*bill.reasons, seeds))
+    seeds = f"the range also covers {len(outcomes)} simulations, and {BETWEEN_RUNS:.0%} between two equal runs"
+    low, high = min(costs) * (1 - BETWEEN_RUNS), max(costs) * (1 + BETWEEN_RUNS)
+    return replace(bill, low=low, high=high, reasons=(*bill.reasons, seeds))
 
 
 def _usage(workload: Workload, outcome: Outcome) -> Usage:
@@ -175,4 +177,9 @@ def _usage(workload: Workload, outcome: Outcome) -> Usage:
         devices = ((pool.device, float(pool.devices)),) if pool.device else ()
         one = Usage(pool.cores, pool.ram / _GIB, devices)
         total += one.times(outcome.worker_seconds[pool.name] / _HOUR)
-    return total
+    if workload.cores == float("inf"):
+        return total
+    # All workers share one machine, which is there once.
+    return within_machine(
+        total, total, MachineInfo(max(1, round(workload.cores)), round(workload.ram)), outcome.seconds
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from luminosity.engine.monitor.views import words
 from luminosity.operate.cost.bill import money
+from luminosity.operate.simulation.fitting import BETWEEN_RUNS
 from luminosity.operate.simulation.forecast import Forecast
 
 __all__ = ["check_sentence", "cost_sentence", "hold_up_sentence", "hours", "main_state", "range_sentence"]
@@ -23,9 +24,11 @@ def hours(seconds: float) -> str:
 
 
 def range_sentence(forecast: Forecast) -> str:
-    """Return the range of times over all seeds."""
+    """Return the range of times over all seeds, with what two equal runs differ by."""
     low, _, high = forecast.seconds
-    return f"{hours(low)} to {hours(high)} in {len(forecast.outcomes)} simulations"
+    return (
+        f"{hours(low)} to {hours(high)}: {len(forecast.outcomes)} simulations, and {BETWEEN_RUNS:.0%} between two runs"
+    )
 
 
 def cost_sentence(forecast: Forecast) -> str:

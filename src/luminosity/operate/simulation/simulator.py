@@ -46,7 +46,7 @@ class Outcome:
     """What one simulated run took."""
 
     seconds: float
-    worker_seconds: dict[str, float]  # by pool: from the decision to start a worker until its end
+    worker_seconds: dict[str, float]  # by pool: from the start of a worker until its end, as bills count them
     busy_seconds: dict[str, float]  # by pool
     most_workers: dict[str, int]  # by pool
     lost_workers: int
@@ -57,7 +57,7 @@ class Outcome:
 @dataclass(eq=False)
 class _Worker:
     pool: _Pool
-    wanted_at: float
+    started_at: float
     is_up: bool = False
     is_gone: bool = False
     bundle: _Bundle | None = None
@@ -177,10 +177,13 @@ class _Simulation:
     # Workers
 
     def _start_workers(self, pool: _Pool) -> None:
+        started = 0
         while len(pool.workers) < pool.target:
-            worker = _Worker(pool, self._now)
+            at = self._now + pool.model.startup_seconds + started * pool.model.start_gap
+            worker = _Worker(pool, at)
             pool.workers.append(worker)
-            self._push(self._now + pool.model.startup_seconds + pool.model.load_seconds, "up", worker)
+            self._push(at + pool.model.load_seconds, "up", worker)
+            started += 1
         pool.most = max(pool.most, len(pool.workers))
 
     def _come_up(self, worker: _Worker) -> None:
@@ -196,7 +199,7 @@ class _Simulation:
         pool.workers.remove(worker)
         if worker in pool.free:
             pool.free.remove(worker)
-        pool.worker_seconds += self._now - worker.wanted_at
+        pool.worker_seconds += max(0.0, self._now - worker.started_at)
 
     def _lose(self, worker: _Worker | None) -> None:
         """Lose a worker: what it ran since its last real bundle is done again, and another worker starts."""
@@ -385,6 +388,7 @@ class _Simulation:
         if not self._points or self._points[-1].seconds < self._now:
             self._note_point()
         for pool in self._pools.values():
+            pool.worker_seconds += self._workload.fixed_seconds * len(pool.workers)  # they stay until the run ends
             for worker in list(pool.workers):
                 self._end(worker)
         return Outcome(

@@ -55,7 +55,8 @@ class PoolModel:
     cores: float = 0.0  # this and the following: of one worker, for the bill; 0 or empty if not known
     ram: float = 0.0  # bytes
     device: str = ""
-    devices: int = 0
+    devices: float = 0  # that one worker has
+    start_gap: float = 0.0  # seconds between the starts of two workers: their starts share the cores
 
     @property
     def most_workers(self) -> int:
@@ -71,6 +72,7 @@ class Workload:
     stages: tuple[StageModel, ...]  # writers before readers
     pools: tuple[PoolModel, ...]
     cores: float = float("inf")  # that all workers share
+    ram: float = 0.0  # bytes that all workers share, for the bill; 0 if each has its own
     fixed_seconds: float = 0.0  # of the whole run, beside its stages
     preempted_per_hour: float = 0.0  # how often each worker is lost
     lost_at: tuple[float, ...] = ()  # seconds at which the first worker of the first pool is lost
