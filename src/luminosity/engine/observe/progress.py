@@ -172,11 +172,11 @@ class RecentRate:
     def __init__(self, began_at: float) -> None:
         # Totals and when they were reached, with at least half a second between two of them.
         self._points: deque[tuple[float, float]] = deque([(began_at, 0.0)])
-        self._total = 0.0
+        self._last = began_at, 0.0  # the newest total, which may be no point of its own
 
     def reached(self, seconds: float, amount: float) -> None:
         """Note that the total was ``amount`` at ``seconds``."""
-        self._total = amount
+        self._last = seconds, amount
         if seconds - self._points[-1][0] >= _POINT_EVERY_S:
             self._points.append((seconds, amount))
             # One point before the window stays: its total is that of the window's begin.
@@ -187,12 +187,12 @@ class RecentRate:
         """Return the rate over ten seconds; if changes are rare, over the time of the last few, up to a minute."""
         since = now - self._window()
         first_seconds, first_amount = self._points[0]
-        for seconds, amount in self._points:
+        for seconds, amount in (*self._points, self._last):
             if seconds > since:
                 break
             first_seconds, first_amount = since, amount
         elapsed = now - first_seconds
-        return (self._total - first_amount) / elapsed if elapsed > 0 else 0.0
+        return (self._last[1] - first_amount) / elapsed if elapsed > 0 else 0.0
 
     def _window(self) -> float:
         """Return the seconds that the last few changes took, within bounds. The time since the last does not count."""
