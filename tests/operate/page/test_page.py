@@ -7,14 +7,15 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from luminosity.engine.monitor.recorder import Recorder
-from luminosity.events import Event
-from tests.operate.page import made_up
+from luminosity.events import BundleStalled, Event, StallView
+from tests.operate.page import made_up, one_run
 from tests.operate.page.browsing import Served, Tab, free_port, launched, served
 from tests.operate.page.drift_made_up import drift_history
 from tests.warm import WarmProcess
@@ -201,6 +202,22 @@ def test_a_hundred_stages_can_be_sorted_and_folded_away(page: Page, server: Serv
     page.reload()
     expect(page.get_by_role("button", name="Show the graph")).to_be_visible()  # the browser remembers it
     expect(pane).to_be_hidden()
+
+
+def test_a_run_that_hangs_says_where(page: Page, server: Served, runs: Path) -> None:
+    write = Recorder(runs)
+    stall = StallView("infer", 42.0, worker="w3", pid=4711, place="job.py:12")
+    busy = one_run.snapshot(50.0, 250)
+    write(one_run.STARTED)
+    write(replace(busy, stages=(busy.stages[0], replace(busy.stages[1], stalls=(stall,)))))
+    write(BundleStalled(one_run.RUN, 50.0, "step 'infer' has worked on one element for 42 s", stall, "File job.py"))
+    page.goto(server.address(f"/runs/{one_run.RUN}"))
+    said = "infer is stalled: step infer has done nothing for 42 s in worker w3 (pid 4711), at job.py:12."
+    expect(page.locator(".run-head .pace")).to_have_text(said)
+    expect(cell(page, "s1", "Status")).to_contain_text("stalled for 42 s")
+    expect(cell(page, "s1", "Rate")).to_have_text("0/s")
+    expect(page.locator("#failures")).to_contain_text("Step infer did nothing for 42 s")
+    write(one_run.ended())
 
 
 def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server: Served) -> None:
