@@ -163,7 +163,8 @@ class ModelLoaded(Event):
 class LogMessage(Event):
     """A warning or an error that code in a worker or in this process has logged.
 
-    Repeated messages of one place are counted, not repeated.
+    Messages of one place with the same text are counted, not repeated. If a place logs very many different ones, an
+    event says how many are left out.
     """
 
     level: Literal["warning", "error", "critical"]
@@ -173,6 +174,7 @@ class LogMessage(Event):
     step: str = ""
     count: int = 1  # of equal messages since the last event about them
     traceback: str = ""
+    left_out: int = 0  # further messages that the event stands for; 0: the event is a message itself
 
 
 @dataclass(frozen=True)

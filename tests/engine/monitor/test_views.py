@@ -492,3 +492,18 @@ def _read_all(descriptor: int) -> str:
             parts.append(part)
     os.close(descriptor)
     return b"".join(parts).decode()
+
+
+def test_a_plain_line_names_the_step_that_sets_the_pace_and_the_lag_of_kafka() -> None:
+    labels = ("Read", "Embed", "Publish", "Table (GlobalNothing)", "Table (Remove)", "Table (GlobalFiles)")
+    run = replace(RUN, stages=tuple(StageInfo(str(n), label, "cpu") for n, label in enumerate(labels)))
+    reads = KafkaView("Read", "read", 100, lag=1204, partitions=4)
+    writes = KafkaView("Publish", "write", 50, dead_letters=3)
+    stages = [StageView(str(n), "busy", elements=7, stream=StreamView()) for n in range(len(labels))]
+    stages[0] = replace(stages[0], kafka=(reads,), busy_seconds=2.0)
+    stages[1] = replace(stages[1], busy_seconds=50.0)
+    stages[2] = replace(stages[2], kafka=(writes,), busy_seconds=1.0)
+    text = line(run, a_snapshot(83.0, tuple(stages)))
+    assert "Table" not in text
+    assert text.index("Embed: ") < text.index("Read: ") < text.index("lag 1,204") < text.index("Publish: ")
+    assert "3 dead letters" in text

@@ -90,13 +90,29 @@ def test_equal_messages_are_counted_with_longer_and_longer_pauses() -> None:
 def test_a_place_with_ever_new_messages_and_very_many_places_are_bounded() -> None:
     tally = LogTally()
     at_once = [tally.add(Logged("warning", f"file {n}", place=("a.py", 1)), 0.0) for n in range(100)]
-    assert sum(logged is not None for logged in at_once) == 10
-    assert [(logged.message, logged.count) for logged in tally.due(5.0)] == [("file 99", 90)]
+    assert sum(logged is not None for logged in at_once) == 50
+    (rest,) = tally.due(5.0)
+    assert (rest.message, rest.count, rest.left_out) == ("50 more warnings of a.py:1 were left out", 1, 50)
     others = [tally.add(Logged("error", "no", place=("b.py", line)), 6.0) for line in range(1000)]
-    assert sum(logged is not None for logged in others) == 500 - 11
+    assert sum(logged is not None for logged in others) == 500 - 51
     assert tally.due(1000.0) == []
     (rest,) = tally.due(1000.0, is_last=True)
-    assert rest.count == 1000 - (500 - 11)
+    assert rest.left_out == 1000 - (500 - 51)
+
+
+def test_only_messages_with_the_same_text_count_as_equal() -> None:
+    emitted: list[Logged] = []
+    capture = LogCapture(emitted.append, lambda url: True)
+    capture.start()
+    for number in range(40):
+        _LOGGER.warning("file %d is empty", number)
+    for number in range(3):
+        _LOGGER.warning("%s", "x" * 3000 + str(number // 2))  # it is cut, and two are equal
+    capture.stop()
+    texts = [logged.message for logged in emitted if logged.message.startswith("file")]
+    assert texts == [f"file {number} is empty" for number in range(40)]
+    assert [logged.count for logged in emitted if logged.message.startswith("x")] == [1, 1, 1], "one of them again"
+    assert sum(logged.count for logged in emitted) == 43
 
 
 def test_a_long_traceback_loses_its_middle() -> None:

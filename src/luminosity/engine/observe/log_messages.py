@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import traceback
@@ -19,7 +20,7 @@ __all__ = ["MOST_TRACEBACK", "LogCapture", "LogTally", "Logged", "bounded_traceb
 MOST_TRACEBACK = 16_000  # characters: enough for deep stacks, small in a record
 _MOST_MESSAGE = 2000  # characters
 _MOST_EVENTS = 500  # of a run: each place in the code needs one, so this bounds the memory, too
-_MOST_OF_PLACE = 10  # different messages of one place in the code, such as one for each file
+_MOST_OF_PLACE = 50  # different messages of one place in the code, such as one for each file; others are left out
 _FIRST_REPEAT_S = 5.0  # after that, equal messages are counted; the pause doubles, so that long runs stay small
 
 _PROBE = "luminosity.log_messages.probe"  # the logger of a record that is made to see whether our factory is called
@@ -48,12 +49,14 @@ class Logged:
     step: str = ""
     traceback: str = ""
     count: int = 1
+    left_out: int = 0  # further messages that this one stands for, which differ from each other
+    whole: int | None = None  # a hash of the message before it was cut and masked
 
 
 class _Key(NamedTuple):
     place: tuple[str, int]
     level: Level
-    message: str  # empty for those of a place that has had too many different ones
+    message: int | str | None  # None for those of a place that has had too many different ones
 
 
 @dataclass
@@ -79,7 +82,7 @@ class LogTally:
     def add(self, logged: Logged, now: float) -> Logged | None:
         """Count a message. Returns it if it should become an event at once."""
         with self._lock:
-            key = _Key(logged.place, logged.level, logged.message)
+            key = _Key(logged.place, logged.level, logged.message if logged.whole is None else logged.whole)
             if key not in self._kinds:
                 different = self._of_place.get((logged.place, logged.level), 0)
                 if different < _MOST_OF_PLACE and self._told < _MOST_EVENTS:
@@ -90,7 +93,7 @@ class LogTally:
                 if not different:
                     self._untold += 1
                     return None
-                key = key._replace(message="")
+                key = key._replace(message=None)
             kind = self._kinds.setdefault(key, _Repeated(now + _FIRST_REPEAT_S))
             kind.latest = [replace(logged, count=logged.count + sum(each.count for each in kind.latest))]
             return None
@@ -99,7 +102,7 @@ class LogTally:
         """Return the messages that were repeated, if it is time for an event about them. ``is_last``: in any case."""
         found: list[Logged] = []
         with self._lock:
-            for kind in self._kinds.values():
+            for key, kind in self._kinds.items():
                 if not kind.latest or not (is_last or now >= kind.due_at):
                     continue
                 if self._told >= _MOST_EVENTS and not is_last:
@@ -107,11 +110,20 @@ class LogTally:
                 self._told += 1
                 kind.pause_s *= 2
                 kind.due_at = now + kind.pause_s
-                found += kind.latest
+                found += kind.latest if key.message is not None else map(_left_out, kind.latest)
                 kind.latest = []
             if is_last and self._untold:
-                found.append(Logged("warning", "more warnings and errors, which are left out here", count=self._untold))
+                text = f"{self._untold:,} more warnings and errors of other places were left out"
+                found.append(Logged("warning", text, left_out=self._untold))
         return found
+
+
+def _left_out(latest: Logged) -> Logged:
+    """Return a message about those of a place that were left out, given the latest one with their count."""
+    (file, line), many = latest.place, latest.count
+    noun = {"warning": "warning", "error": "error", "critical": "critical error"}[latest.level]
+    text = f"{many:,} more {noun}{'s' if many > 1 else ''} of {os.path.basename(file)}:{line} were left out"
+    return Logged(latest.level, text, latest.logger, latest.place, step=latest.step, left_out=many)
 
 
 class LogCapture:
@@ -166,6 +178,7 @@ def _logged(record: logging.LogRecord, origin: WorkerOrigin | None) -> Logged:
         "" if origin is None else origin.worker,
         "" if origin is None else origin.step,
         bounded_traceback(trace),
+        whole=hash(message),
     )
 
 

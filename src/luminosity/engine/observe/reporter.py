@@ -161,6 +161,7 @@ class Reporter:
                 step=logged.step,
                 count=logged.count,
                 traceback=logged.traceback,
+                left_out=logged.left_out,
             )
         )
 

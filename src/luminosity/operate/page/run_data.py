@@ -171,7 +171,9 @@ def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
         "failure": ended.get("failure", "") if ended is not None else "",
         "is_stream": any(stage.get("is_stream", False) for stage in started["stages"]),
         "retries": max(_count(happenings, "BundleRetried"), sum(stage.get("retries", 0) for stage in stages)),
-        "warnings": sum(event.get("count", 1) for event in happenings if event["event"] == "LogMessage"),
+        "warnings": sum(
+            event.get("left_out") or event.get("count", 1) for event in happenings if event["event"] == "LogMessage"
+        ),
         "cost": cost,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 
@@ -62,8 +63,6 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     """Return the progress of a run in one line."""
     stages = snapshot.stages
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
-    # The stages nearest to the end come first: they make the results.
-    active = [s for s in reversed(stages) if s.status != "done" and (s.elements or s.stream is not None)]
     with_end = [stage for stage in stages if stage.stream is None]
     is_waiting = any(stage.status != "done" for stage in with_end) or len(with_end) == len(stages)
     busy, slots = sum(pool.busy for pool in snapshot.pools), sum(pool.slots for pool in snapshot.pools)
@@ -71,7 +70,7 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     done = f"{sum(stage.status == 'done' for stage in with_end)} of {len(with_end)} stages done"
     parts = [
         *([done] if is_waiting else []),
-        *(_stage(labels[stage.id], stage) for stage in active[:_MOST_STAGES]),
+        *(_stage(labels[stage.id], stage) for stage in _chosen(stages)[:_MOST_STAGES]),
         f"{busy} of {slots} slots busy",
     ]
     parts += [words.stall(stage.stalls[0]) for stage in stages if stage.stalls]
@@ -79,6 +78,19 @@ def line(run: RunStarted, snapshot: Snapshot) -> str:
     if snapshot.seconds_left:
         parts.append(f"about {words.duration(snapshot.seconds_left)} left")
     return f"{run.title} {words.duration(snapshot.seconds)}: {'; '.join(parts)}"
+
+
+def _chosen(stages: Sequence[StageView]) -> list[StageView]:
+    """Return the stages that are worth a place in the line, the most important first.
+
+    The stage with the most work sets the pace. Steps that read or write Kafka tell how far a stream is behind. The
+    parts that a library's transform is made of have next to no work.
+    """
+    active = [s for s in reversed(stages) if s.status != "done" and (s.elements or s.stream is not None)]
+    by_work = sorted(active, key=lambda stage: -stage.busy_seconds)
+    with_kafka = [stage for stage in reversed(active) if stage.kafka]
+    chosen = {stage.id: stage for stage in [*by_work[:1], *with_kafka, *by_work]}
+    return list(chosen.values())
 
 
 def _lines(content: RenderableType) -> list[str]:
@@ -106,6 +118,8 @@ def _stage(label: str, stage: StageView) -> str:
         parts.append(words.status(stage, _LABEL_CHARACTERS))
     if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
         parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]
-    if len(stage.kafka) == 1:
-        parts += kafka.parts(stage.kafka[0])[:_MOST_OF_KAFKA]
+    several = len(stage.kafka) > 1
+    for view in stage.kafka[:_MOST_OF_KAFKA]:
+        said = kafka.parts(view)[: 1 if several else _MOST_OF_KAFKA]
+        parts += [f"{view.kind} {part}" for part in said] if several else said
     return ", ".join(parts)

@@ -102,7 +102,7 @@ function wholeRows(one, two) {
     both("Peak memory between steps", (run) => run.last?.memory?.peak || null, bytes),
     both("Failed attempts", (run) => sum(run, "retries") ?? run.of("BundleRetried").length, count),
     both("Workers lost", (run) => run.of("WorkerLost").length, count),
-    both("Warnings and errors", (run) => run.of("LogMessage").reduce((total, each) => total + (each.count ?? 1), 0), count),
+    both("Warnings and errors", (run) => run.of("LogMessage").reduce((total, each) => total + (each.left_out || (each.count ?? 1)), 0), count),
   ].filter((row) => row.a !== null || row.b !== null).filter((row) => row.a || row.b);
 }
 

@@ -127,7 +127,7 @@ function* factsOf(run, share) {
   const processes = last?.processes ?? {};
   yield ["Memory", processes.peak ? bytes(processes.peak) : null, processes.peak ? "at most, in all processes" : "", "the system does not report it"];
   const retries = stages.reduce((sum, stage) => sum + (stage.retries ?? 0), 0) || run.of("BundleRetried").length;
-  const logs = run.of("LogMessage").reduce((sum, each) => sum + (each.count ?? 1), 0);
+  const logs = run.of("LogMessage").reduce((sum, each) => sum + (each.left_out || (each.count ?? 1)), 0);
   const lost = run.of("WorkerLost").length;
   const notes = [lost && `${counted(lost, "worker")} lost`, logs && counted(logs, "warning")].filter(Boolean).join(", ");
   yield ["Failed attempts", count(retries), notes];
