@@ -1,20 +1,26 @@
-"""Tells the user's code from that of Luminosity, Beam, the standard library and installed packages."""
+"""Tells the user's code from that of Luminosity, Beam, the standard library and installed packages.
+
+With it, tracebacks are shortened to what the user has written and called.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 
-__all__ = ["calling_line", "is_installed", "is_runners", "is_users", "is_users_file"]
+__all__ = ["calling_line", "fold", "from_user_code", "is_installed", "is_runners", "is_users", "is_users_file"]
 
 _OUR_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # May lie inside the standard library's folder.
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+_HEADING = re.compile(r"^\s*(\| )?(\+ )?(Exception Group )?Traceback \(most recent call last\)")
+_ENTRY = re.compile(r'^(?P<indent>[\s|]*)File "(?P<path>[^"\n]+)", line \d+')
 _COMMAND = os.sep + "lum"  # in the folder of scripts
 
 
@@ -58,3 +64,56 @@ def calling_line() -> str:
     while frame is not None and not is_users(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def from_user_code(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the user's code on; the whole one if it has no such frame."""
+    found = trace
+    while found is not None and not is_users(found.tb_frame):
+        found = found.tb_next
+    return found or trace
+
+
+def fold(text: str) -> str:
+    """Return a traceback, as text, without the frames of Luminosity and Beam.
+
+    What comes before the first frame of the user's code is left out as well. Of an exception that was raised without
+    user code, the frames of installed packages stay, below those of Beam. Messages stay as they are.
+
+    >>> beam = 'File "apache_beam/runners/common.py", line 1, in process'
+    >>> print(fold(f"Traceback (most recent call last):\\n  {beam}\\n"
+    ...     '  File "/me/shop.py", line 2, in parse\\n    return float(text)\\nValueError: no number'))
+    Traceback (most recent call last):
+      File "/me/shop.py", line 2, in parse
+        return float(text)
+    ValueError: no number
+    """
+    lines = text.splitlines()
+    shown: list[str] = []
+    at = 0
+    while at < len(lines):
+        shown.append(lines[at])
+        at += 1
+        if not _HEADING.match(shown[-1]):
+            continue
+        frames: list[tuple[str, list[str]]] = []  # of this exception: the file, and its lines
+        while at < len(lines) and (lines[at].startswith((" ", "|")) or not lines[at]):
+            found = _ENTRY.match(lines[at])
+            if found is not None:
+                frames.append((found["path"], []))
+            elif not frames or _HEADING.match(lines[at]) or not lines[at].strip():
+                break
+            frames[-1][1].append(lines[at])
+            at += 1
+        kept = _kept([path for path, _ in frames])
+        shown += [line for index in kept for line in frames[index][1]]
+        if frames and not kept:
+            del shown[-1]  # the heading
+    return "\n".join(shown)
+
+
+def _kept(paths: list[str]) -> list[int]:
+    """Return which frames of an exception say something about the user's code, given the file of each."""
+    users = [index for index, path in enumerate(paths) if is_users_file(path)]
+    first = users[0] if users else max((i + 1 for i, path in enumerate(paths) if is_runners(path)), default=0)
+    return [index for index in range(first, len(paths)) if not is_runners(paths[index])]

@@ -282,8 +282,11 @@ class ReplayError(LuminosityError, ValueError):
 class RunFailed(LuminosityError, RuntimeError):
     """The run ended before the pipeline was done.
 
-    ``headline`` says why in one line, ``summary`` in a few: without the worker's traceback, which is in the message.
+    ``headline`` says why in one line, ``summary`` in a few. The message has more: the frames of the user's code.
+    ``traceback`` is the whole traceback of the worker, with the frames of Beam and Luminosity; empty if there is none.
     """
+
+    traceback = ""
 
     def __init__(
         self, message: str = "", headline: str = "", *, summary: str = "", fix: Fix | str | None = None
@@ -295,8 +298,7 @@ class RunFailed(LuminosityError, RuntimeError):
     def _render_traceback_(self) -> list[str]:
         from luminosity._notebook import render_error
 
-        trace = self.message.removesuffix(self.summary)
-        return render_error(self, _joined(self.summary, self.fix.python if self.fix else ""), trace)
+        return render_error(self, _joined(self.summary, self.fix.python if self.fix else ""), self.traceback)
 
 
 class StepFailed(RunFailed):
@@ -304,7 +306,6 @@ class StepFailed(RunFailed):
 
     step = ""  # the name of the step
     place = ""  # file and line of the user's code, if known
-    traceback = ""  # of the worker
 
 
 class ElementKillsWorker(RunFailed):

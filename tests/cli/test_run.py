@@ -111,6 +111,40 @@ def test_a_failing_step_is_told_without_the_runners_own_traceback(script: Path) 
     assert f"{script}:7" in done.stderr
     assert "element: 4" in done.stderr
     assert "scheduler.py" not in done.stderr
+    _, message = done.stderr.split("lum run: ")
+    assert message.splitlines() == [
+        "step 'Check' failed 4 times: AssertionError: too much",
+        f"  at {script}:7",
+        "  element: 4",
+        "",
+        "Traceback (most recent call last):",
+        f'  File "{script}", line 7, in check',
+        '    assert x != 4, "too much"',
+        *([line] if "^" in (line := message.splitlines()[7]) else []),
+        "AssertionError: too much",
+        "(Frames of Beam and Luminosity are left out; error.traceback has them, and `lum show last --traceback`.)",
+    ]
+
+
+def test_the_whole_traceback_is_in_the_record(script: Path, tmp_path: Path) -> None:
+    script.write_text(_PIPELINE.format(bad=4, output=str(script.parent / "out.txt")))
+    lum("run", str(script), "--debug", run_dir=tmp_path / "runs")
+    shown = lum("show", "last", "--traceback", run_dir=tmp_path / "runs").stdout
+    assert shown.startswith("Traceback (most recent call last):")
+    assert "apache_beam" in shown
+    assert f'File "{script}", line 7, in check' in shown
+    assert shown.endswith("AssertionError: too much [while running 'Check']\n")
+
+
+@pytest.mark.parametrize("command", [["run"], ["plan"], ["export", "dataflow"]], ids=" ".join)
+def test_an_exception_of_a_script_is_shown_as_python_shows_it(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("def divide():\n    return 1 / 0\n\ndivide()\n")
+    done = lum(*command, str(path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{path}", line 4, in <module>\n')
+    assert "ZeroDivisionError: division by zero\n" in done.stderr
+    assert "runpy" not in done.stderr
 
 
 def test_a_bad_option_is_refused(script: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Generator, Mapping
 from types import FrameType
 from typing import NoReturn
 
+from luminosity._user_code import from_user_code
 from luminosity.errors import LuminosityError
 from luminosity.manifest.masking import mask_text
 
@@ -33,6 +34,7 @@ __all__ = [
     "interrupted",
     "print_any_character",
     "print_ignoring_closed_pipe",
+    "script_failed",
     "set_options",
     "sigterm_as_ctrl_c",
     "unknown_options",
@@ -75,6 +77,13 @@ def fail(command: str, error: LuminosityError | str, status: int) -> int:
         message = error
     print(f"lum {command}: {mask_text(message)}", file=sys.stderr)
     return status
+
+
+def script_failed(error: Exception) -> int:
+    """Print an exception of the user's script as Python does, from the script's own frames on; return the exit code."""
+    error = error.with_traceback(from_user_code(error.__traceback__))
+    sys.excepthook(type(error), error, error.__traceback__)
+    return FAILED
 
 
 def unknown_options(advice: str, command: str) -> list[str]:

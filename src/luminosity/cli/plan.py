@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted
+from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted, script_failed
 from luminosity.cli.output import json_text
 from luminosity.cli.run import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
@@ -167,6 +167,8 @@ def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int
             return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
     elif ending is not None:
         if not has_plan:
+            if isinstance(ending, Exception):
+                return script_failed(ending)
             raise ending
         where = _last_line(ending, script)
         what = "".join(traceback.format_exception_only(ending)).strip()

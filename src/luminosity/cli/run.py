@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
-from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.exits import FAILED, WRONG_USE, fail, script_failed
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 from luminosity.lean_beam import import_beam
@@ -112,6 +112,8 @@ def _run(script: str, options: list[str]) -> int:
             return fail("run", error, WRONG_USE)
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return fail("run", message, FAILED)  # the remedy for Python: the user has the script
+    except Exception as error:
+        return script_failed(error)
     return 0
 
 

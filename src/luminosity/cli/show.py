@@ -35,6 +35,7 @@ examples:
   lum show last                       show the newest run
   lum show 20260301T101500-4f2a9c     show the run with this id, see `lum runs`
   lum show 4f2a9c                     the start or end of an id is enough
+  lum show last --traceback           print the whole traceback of a failure
   lum show last --json                print it all as JSON
   lum show last --manifest            print what the run was made from
 """
@@ -53,6 +54,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON, with all metrics")
     runs.add_folder_option(parser)
     parser.add_argument("--manifest", action="store_true", help="print the run's manifest, see `lum rerun`, as JSON")
+    parser.add_argument("--traceback", action="store_true", help="print the whole traceback with which the run failed")
     parser.set_defaults(command=_command)
 
 
@@ -61,6 +63,10 @@ def _command(parsed: argparse.Namespace) -> int:
     record = find(folder, parsed.run)
     if parsed.manifest:
         print(json.dumps(load(folder, record.started.run).to_json(), indent=2))
+        return 0
+    if parsed.traceback:
+        found = record.ended.traceback if record.ended is not None else ""
+        print(found.rstrip() or f"run {record.started.run} has no traceback: it is {record.state}")
         return 0
     return show(record, parsed.json)
 

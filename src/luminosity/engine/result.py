@@ -13,6 +13,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.termination import Terminated
+from luminosity.errors import RunFailed
 
 __all__ = ["LuminosityResult"]
 
@@ -52,7 +53,9 @@ class LuminosityResult(PipelineResult):
             return None
         atexit.unregister(self._report)  # the caller gets the error
         if self._run.failure is not None and self._run.state == PipelineState.FAILED:
-            raise self._run.failure
+            failure = self._run.failure
+            # The frames of the run's own thread say nothing about what failed there on purpose.
+            raise failure.with_traceback(None) if isinstance(failure, RunFailed) else failure
         return self._run.state
 
     def cancel(self) -> str:

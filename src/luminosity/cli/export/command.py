@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted
+from luminosity.cli.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
 from luminosity.cli.run import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
@@ -125,7 +125,7 @@ def _check_ending(ending: BaseException | None, script: str, captured: list[Capt
             )
         return None
     if isinstance(ending, Exception):
-        traceback.print_exception(ending)
+        script_failed(ending)
         return fail("export", f"{script} failed before it ran a pipeline: {_first_line(ending)}", FAILED)
     return fail("export", f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from luminosity._notebook import name_cells
 from luminosity._process_limits import explain_exit, oom_kills
 from luminosity._text import LOST_WITH_NODE, describe_exit
+from luminosity._user_code import fold, from_user_code
 from luminosity.engine.loop.bundle import Bundle, Search, slice_blocks
 from luminosity.engine.loop.stalls import Overdue, headline
 from luminosity.engine.plan.codecs import Codecs
@@ -26,6 +27,7 @@ _TIMEOUT_FIX = Fix(
     "make the step faster or let it give up by itself, or pass a longer --element_timeout",
     command="use a longer --element_timeout",
 )
+_WHOLE = "(Frames of Beam and Luminosity are left out; error.traceback has them, and `lum show last --traceback`.)"
 _DEBUG_FIX = "run with --debug: breakpoint() works only if everything runs in one process"
 
 # Saves a failed bundle so that it can be replayed, given the failure and the worker's exit code, if it exited. Returns
@@ -83,18 +85,16 @@ class Failures:
             lines.append(f"  at {place}")
         if failure.element:
             lines.append(f"  element: {failure.element}")
-        if self._save is not None:
-            lines.append(self._save(bundle, failure, None))
-        message = "\n".join(lines)
-        if failure.location or failure.fix is None:
-            # The summary comes last, so that it stays on the screen below a long traceback. An error with a remedy and
-            # without a line of the user's code is ours: the traceback would show only our own and Beam's files.
-            message = f"{failure.exception}\n\nThe worker's traceback:\n{name_cells(failure.traceback)}\n{message}"
+        saved = [self._save(bundle, failure, None)] if self._save is not None else []
+        # An error with a remedy and without a line of the user's code is ours: there is no traceback to show.
+        shown = ["", _shown(failure)] if failure.location or failure.fix is None else []
+        message = "\n".join([*lines, *shown, *saved])
         fix = _DEBUG_FIX if failure.exception.startswith("BdbQuit") else failure.fix
-        error = StepFailed(message, headline=headline, summary="\n".join(lines), fix=fix)
+        error = StepFailed(message, headline=headline, summary="\n".join([*lines, *saved]), fix=fix)
         error.step, error.traceback = step, name_cells(failure.traceback)
         error.place = describe_location(failure.location) if failure.location else ""
-        error.__cause__ = cause
+        if cause is not None:  # with --debug
+            error.__cause__ = cause.with_traceback(from_user_code(cause.__traceback__))
         if self._save is None or bundle.pieces < 2:
             raise error
         _LOGGER.warning("step %r failed%s; searching its bundle for the element to save", step, times)
@@ -177,7 +177,9 @@ class Failures:
             failure = Failure(summary, "", stall.step, element=stall.element)
             text = f"{text}\n{self._save(bundle, failure, None)}"
         stack = f"The worker's stack when it was ended:\n{stall.stack}\n\n" if stall.stack else ""
-        raise ElementTimeout(f"{stack}{text}", headline=summary, summary=text, fix=_TIMEOUT_FIX)
+        error = ElementTimeout(f"{stack}{text}", headline=summary, summary=text, fix=_TIMEOUT_FIX)
+        error.traceback = stall.stack
+        raise error
 
     def element(self, bundle: Bundle, read_id: str, index: int) -> str:
         """Return one line about an element of a bundle, given its read and its place there."""
@@ -196,6 +198,11 @@ class Failures:
             if bundle.inputs.get(read.transform_id):
                 return self.element(bundle, read.transform_id, 0)
         return f"a timer of {', '.join(family for _, family in bundle.timers)}"
+
+
+def _shown(failure: Failure) -> str:
+    """Return the traceback as far as it says something about the user's code, and where the rest is."""
+    return f"{name_cells((failure.shown or fold(failure.traceback)).rstrip())}\n{_WHOLE}"
 
 
 def _in_halves(bundle: Bundle, search: Search) -> list[Bundle]:

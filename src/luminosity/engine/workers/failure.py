@@ -13,7 +13,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._notebook import cell_line
 from luminosity._process_limits import describe_limits
-from luminosity._user_code import is_installed, is_users, is_users_file
+from luminosity._user_code import fold, is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
@@ -32,6 +32,7 @@ __all__ = [
 
 _BEAM_TRANSFORMS = core.__file__  # has the wrappers around functions of users
 _STEP = re.compile(r"\[while running '(.*?)'\]")
+_TAG = re.compile(r" ?\[while running '.*?'\]")
 
 _TRACEBACK_HEADING = "Traceback (most recent call last)"
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
@@ -47,6 +48,7 @@ class Failure:
     location: str = ""  # file and line of the user's code
     element: str = ""  # as describe_element shortens it
     fix: Fix | None = None  # the remedy, if the exception has one
+    shown: str = ""  # the traceback without frames of Beam's and ours, if the worker has shortened it
     may_pass: bool = True  # whether another attempt may succeed, see luminosity.errors.may_pass
 
     @property
@@ -90,10 +92,14 @@ class Failure:
         message = _STEP.sub("", message).strip()
         name = type(first).__name__
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        trace = trace.replace(text, message) if fix is not None else trace
+        shown = fold("".join(traceback.format_exception(first)) if first is not error else trace)
+        shown = shown.replace(text, message) if fix is not None else shown
         elsewhere = _location_elsewhere(first)
         return cls(
             exception=mask_text(f"{name}: {message}" if message else name),
-            traceback=mask_text(trace.replace(text, message) if fix is not None else trace),
+            traceback=mask_text(trace),
+            shown=mask_text(_TAG.sub("", shown).rstrip()),
             step=step.group(1) if step else "",
             location=elsewhere or location_of(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or element_of(frames),
