@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from luminosity.engine.monitor.recorder import Recorder
-from luminosity.events import BundleStalled, Event, StallView
+from luminosity.events import BundleStalled, Event, PoolView, RunEnded, Snapshot, StageView, StallView
 from tests.operate.page import made_up, one_run
 from tests.operate.page.browsing import Served, Tab, free_port, launched, served
 from tests.operate.page.drift_made_up import drift_history
@@ -237,7 +237,10 @@ def test_two_runs_are_compared_with_what_differs_first(page: Page) -> None:
     page.locator(f"tr[data-run='{DONE}'] input").check()
     page.locator(f"tr[data-run='{FASTER}'] input").check()
     compare.click()
-    expect(page.locator(".pace")).to_have_text(re.compile(r"B took 1 min \d+ s, A 2 min \d+ s: B is 1\.\d. faster\."))
+    expect(page.locator(".pace")).to_have_text(
+        re.compile(r"B processed .*/s, A .*/s: B is 1\.\d. faster\. B took 1 min \d+ s, A 2 min \d+ s\.")
+    )
+    expect(page.locator("#compare-run tbody tr").first).to_contain_text("Rate")
     expect(page.locator("#compare-steps tbody tr").first).to_have_text(re.compile("Embed.*37% less"))
     page.locator("#compare-steps").get_by_role("button", name="Memory").click()
     expect(page.locator("#compare-steps")).to_contain_text("12 rows are alike, within 2%")
@@ -245,6 +248,34 @@ def test_two_runs_are_compared_with_what_differs_first(page: Page) -> None:
     expect(page.locator(".pace")).to_contain_text("slower")
     page.go_back()
     expect(page.locator(".pace")).to_contain_text("faster")
+
+
+def test_runs_with_different_inputs_are_compared_by_their_rates(browser: Browser, tmp_path: Path) -> None:
+    context = browser.new_context()
+    for run, elements, seconds in ((DONE, 80_000, 57.0), (FASTER, 10_000, 10.0)):
+        views = (StageView("s0", "done", elements=elements), StageView("s1", "done", elements=elements))
+        last = Snapshot(run, seconds, views, (PoolView("cpu", workers=1, slots=1),))
+        write = Recorder(tmp_path)
+        write(replace(one_run.STARTED, run=run))
+        write(RunEnded(run, seconds, "done", last))
+    views = (StageView("s0", "done", elements=40_000), StageView("s1", "busy", elements=23_600, fraction=0.59))
+    last = Snapshot(FAILED, 5.0, views, (PoolView("cpu", workers=1, slots=1),))
+    write = Recorder(tmp_path)
+    write(replace(one_run.STARTED, run=FAILED))
+    write(RunEnded(FAILED, 5.0, "failed", last))
+    with served(tmp_path) as running:
+        tab = Tab(context.new_page())
+        tab.page.goto(running.opening)
+        tab.page.goto(running.address(f"/compare?a={DONE}&b={FASTER}"))
+        expect(tab.page.locator(".pace")).to_have_text(
+            "B processed 1,000/s, A 1,404/s: B is 1.4\N{MULTIPLICATION SIGN} slower. Their inputs differ: B had 10,000 "
+            "elements, A 80,000, so their times and costs can't be compared."
+        )
+        tab.page.goto(running.address(f"/runs/{FAILED}"))
+        expect(tab.page.locator(".run-head .facts")).to_contain_text("23,600")
+        expect(tab.page.locator(".run-head .facts")).to_contain_text("of about 40,000")
+        assert tab.complaints == []
+    context.close()
 
 
 def test_runs_that_did_not_finish_are_not_called_faster(page: Page, server: Served) -> None:

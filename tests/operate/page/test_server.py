@@ -16,7 +16,7 @@ import pytest
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.engine.monitor.recorder import Recorder
 from luminosity.errors import OptionError
-from luminosity.events import BundleRetried, LogMessage, WorkerLost
+from luminosity.events import BundleRetried, LogMessage, RunEnded, Snapshot, StageView, WorkerLost
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page import event_stream, static_files
 from luminosity.operate.page.access import TOKEN_FILE, Access, token_of
@@ -238,6 +238,7 @@ def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
         "started_at": 1_790_000_000.0,
         "seconds": 4.0,
         "elements": 250,
+        "elements_total": None,
         "rate": 75.0,
         "seconds_left": None,
         "failure": "",
@@ -403,6 +404,17 @@ def test_passwords_in_failures_and_logs_are_hidden(app: Any, live: Recorder) -> 
         assert answer.status == 200
         assert b"pa55word" not in answer.body
     assert b"can't connect to postgres://***@db/x?token=***" in ask(app, f"/api/runs/{RUN}").body
+
+
+def test_a_run_that_is_not_done_counts_what_went_through_its_slowest_step(app: Any, folder: Path) -> None:
+    write = Recorder(folder)
+    read = StageView("s0", "done", elements=40_000)
+    infer = StageView("s1", "busy", elements=23_600, fraction=0.59)
+    last = Snapshot(RUN, 5.0, (read, infer), ())
+    for event in (STARTED, last, RunEnded(RUN, 5.0, "failed", last)):
+        write(event)
+    (line,) = ask(app, "/api/runs").json["runs"]
+    assert (line["elements"], line["elements_total"]) == (23_600, 40_000)
 
 
 def test_metrics_for_prometheus(app: Any, live: Recorder) -> None:

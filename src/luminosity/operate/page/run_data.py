@@ -158,6 +158,8 @@ def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
     last = ended["last"] if ended is not None else content["snapshots"][-1] if content["snapshots"] else {}
     stages = last.get("stages", [])
     is_running = state == "running"
+    is_stream = any(stage.get("is_stream", False) for stage in started["stages"])
+    done, total = _elements(stages, state, is_stream)
     return {
         "id": run_id,
         "name": started.get("job") or started["name"],
@@ -165,17 +167,37 @@ def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
         "state": state,
         "started_at": started["started_at"],
         "seconds": (ended or last).get("seconds", 0.0),
-        "elements": max((stage.get("elements", 0) for stage in stages), default=0),
+        "elements": done,
+        "elements_total": total,
         "rate": max((stage.get("rate", 0.0) for stage in stages), default=0.0) if is_running else 0.0,
         "seconds_left": last.get("seconds_left") if is_running else None,
         "failure": ended.get("failure", "") if ended is not None else "",
-        "is_stream": any(stage.get("is_stream", False) for stage in started["stages"]),
+        "is_stream": is_stream,
         "retries": max(_count(happenings, "BundleRetried"), sum(stage.get("retries", 0) for stage in stages)),
         "warnings": sum(
             event.get("left_out") or event.get("count", 1) for event in happenings if event["event"] == "LogMessage"
         ),
         "cost": cost,
     }
+
+
+def _elements(stages: list[Content], state: str, is_stream: bool) -> tuple[int, int | None]:
+    """Return how many elements are done, and about how many there are, None if that is not known.
+
+    As ``elementsOf`` of the page: in a run that is not done, the stage that has most before it decides, not the source,
+    which may have read everything already.
+    """
+    most = max((stage.get("elements", 0) for stage in stages), default=0)
+    if state in ("done", "drained"):
+        return most, most
+    if is_stream:
+        return most, None
+    under_way = [stage for stage in stages if stage["status"] != "done" and stage.get("elements")]
+    if known := [stage for stage in under_way if stage.get("fraction")]:
+        last = min(known, key=lambda stage: stage["fraction"])
+        return last["elements"], max(last["elements"], round(last["elements"] / last["fraction"]))
+    busiest = max(under_way, key=lambda stage: stage.get("busy_seconds", 0.0), default={"elements": 0})
+    return busiest["elements"], None
 
 
 def _count(events: Iterable[Content], kind: str) -> int:

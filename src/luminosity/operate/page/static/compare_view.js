@@ -4,7 +4,7 @@ import { load, runAddress } from "./api.js";
 import { metricKey } from "./counters.js";
 import { h, replaceAll, s, section, setAttributes } from "./dom.js";
 import { modelRows } from "./models.js";
-import { RunState } from "./run_state.js";
+import { elementsOf, RunState } from "./run_state.js";
 import { go, setTitle, showProblem } from "./shell.js";
 import { pill } from "./status.js";
 import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
@@ -52,10 +52,20 @@ const option = (run, chosen) => h("option", { value: run.id, selected: run.id ==
 function verdict(one, two) {
   const unfinished = [["A", one], ["B", two]].filter(([, run]) => !["done", "drained"].includes(run.state));
   if (unfinished.length) return `${unfinished.map(([name, run]) => soFar(name, run)).join(" ")} Their times can't be compared.`;
-  const ratio = one.seconds && two.seconds ? two.seconds / one.seconds : null;
-  if (ratio === null) return "";
-  if (Math.abs(ratio - 1) <= ALIKE) return "Both took the same time, within 2%.";
-  return `B took ${duration(two.seconds)}, A ${duration(one.seconds)}: B is ${times(ratio < 1 ? 1 / ratio : ratio)} ${ratio < 1 ? "faster" : "slower"}.`;
+  const [first, second] = [one, two].map(speedOf);
+  if (first === null || second === null) return "";
+  const [a, b] = [one, two].map((run) => elementsOf(run).done);
+  const ratio = second / first;
+  const isAlike = Math.abs(ratio - 1) <= ALIKE;
+  const pace = isAlike ? "Both process elements at the same rate, within 2%." : `B processed ${rate(second)}, A ${rate(first)}: B is ${times(ratio > 1 ? ratio : 1 / ratio)} ${ratio > 1 ? "faster" : "slower"}.`;
+  if (Math.abs(b / a - 1) <= ALIKE) return `${pace} B took ${duration(two.seconds)}, A ${duration(one.seconds)}.`;
+  return `${pace} Their inputs differ: B had ${count(b)} elements, A ${count(a)}, so their times and costs can't be compared.`;
+}
+
+/** Elements in a second, over the whole run; null if they are not known. */
+function speedOf(run) {
+  const { done } = elementsOf(run);
+  return done && run.seconds ? done / run.seconds : null;
 }
 
 function soFar(name, run) {
@@ -84,20 +94,25 @@ function comparison(one, two) {
   return parts;
 }
 
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const times = (ratio) => `${ratio >= 10 ? Math.round(ratio) : Number(ratio.toPrecision(2))}×`;
 
 function wholeRows(one, two) {
-  const largest = (run) => Math.max(0, ...(run.last?.stages ?? []).map((stage) => stage.elements ?? 0)) || null;
+  const done = (run) => elementsOf(run).done;
+  const isSame = done(one) && done(two) && Math.abs(done(two) / done(one) - 1) <= ALIKE;
+  const ofWhole = isSame ? "less" : null; // a smaller input takes less: that is neither better nor worse
   const sum = (run, field) => (run.last?.stages ?? []).reduce((total, stage) => total + (stage[field] ?? 0), 0) || null;
   const both = (name, value, format, better = "less") => ({ name, a: value(one), b: value(two), format, better });
   const currency = one.cost?.currency ?? two.cost?.currency;
   return [
-    both("Time", (run) => run.seconds || null, duration),
-    both("Cost", (run) => run.cost?.total ?? null, (value) => money(value, currency)),
-    both("Elements", largest, count, null),
-    both("Rate", (run) => (largest(run) && run.seconds ? largest(run) / run.seconds : null), rate, "more"),
-    both("Time of workers", (run) => sum(run, "busy_seconds"), duration),
-    both("CPU", (run) => sum(run, "cpu_seconds"), duration),
+    both("Rate", speedOf, rate, "more"),
+    both("Cost of a million elements", (run) => (done(run) && isNumber(run.cost?.total) ? (run.cost.total / done(run)) * 1e6 : null), (value) => money(value, currency)),
+    both("Elements", done, count, null),
+    ...([one, two].some((run) => elementsOf(run).total !== done(run)) ? [both("Elements in all, about", (run) => elementsOf(run).total, count, null)] : []),
+    both("Time", (run) => run.seconds || null, duration, ofWhole),
+    both("Cost", (run) => run.cost?.total ?? null, (value) => money(value, currency), ofWhole),
+    both("Time of workers", (run) => sum(run, "busy_seconds"), duration, ofWhole),
+    both("CPU", (run) => sum(run, "cpu_seconds"), duration, ofWhole),
     both("Peak memory, all processes", (run) => run.last?.processes?.peak || null, bytes),
     both("Peak memory between steps", (run) => run.last?.memory?.peak || null, bytes),
     both("Failed attempts", (run) => sum(run, "retries") ?? run.of("BundleRetried").length, count),

@@ -2,6 +2,7 @@
 
 import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, s, setAttributes, setText, unknown } from "./dom.js";
+import { elementsOf } from "./run_state.js";
 import { pill, runWhy, stalledOf } from "./status.js";
 import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
 
@@ -118,7 +119,10 @@ function* factsOf(run, share) {
   const largest = stages.reduce((best, stage) => ((stage.elements ?? 0) > (best?.elements ?? 0) ? stage : best), null);
   const label = (run.started.stages ?? []).find((stage) => stage.id === largest?.id)?.label ?? "";
   const speed = run.isLive ? largest?.rate : largest && run.seconds ? largest.elements / run.seconds : null;
-  yield ["Elements", largest ? count(largest.elements) : null, largest ? `${speed ? `${rate(speed)} ` : ""}in ${shortened(label, 32)}` : "", "no stage has committed anything yet"];
+  const { done, total } = elementsOf(run);
+  const isWhole = total !== null && total === done;
+  const note = isWhole || run.isStream ? `in ${shortened(label, 32)}` : total === null ? "so far; how many there are is not known" : `of about ${count(total)}`;
+  yield ["Elements", done === null ? null : count(done), done === null ? "" : `${speed ? `${rate(speed)} ` : ""}${note}`, "no stage has committed anything yet"];
   const bill = run.cost;
   const isPriced = isNumber(bill?.total);
   const range = isPriced && isNumber(bill.low) && isNumber(bill.high) && bill.low !== bill.high ? `${money(bill.low, "")}to ${money(bill.high, bill.currency)}` : "";

@@ -42,6 +42,19 @@ export function thinned(points) {
   return points.filter((_, index) => index % 2 === 0 || index === points.length - 1);
 }
 
+/** Return { done, total } of a run's elements; null where it is not known. The stage that has most before it decides. */
+export function elementsOf(run) {
+  const stages = run.last?.stages ?? [];
+  const most = Math.max(0, ...stages.map((stage) => stage.elements ?? 0)) || null;
+  if (["done", "drained"].includes(run.state)) return { done: most, total: most };
+  if (run.isStream) return { done: most, total: null };
+  const open = stages.filter((stage) => stage.status !== "done");
+  const known = open.filter((stage) => stage.fraction > 0 && stage.elements).sort((a, b) => a.fraction - b.fraction)[0];
+  if (known) return { done: known.elements, total: Math.max(known.elements, Math.round(known.elements / known.fraction)) };
+  const busiest = open.filter((stage) => stage.elements).sort((a, b) => (b.busy_seconds ?? 0) - (a.busy_seconds ?? 0))[0];
+  return { done: busiest?.elements ?? null, total: null };
+}
+
 export class RunState {
   constructor(data) {
     this.id = data.id;

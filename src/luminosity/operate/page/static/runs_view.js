@@ -47,7 +47,7 @@ export function runsView(view) {
       { key: "state", title: "State", isText: true, value: (run) => run.state, cell: stateCell },
       { key: "started", title: "Started", value: (run) => run.started_at, text: (run) => moment(run.started_at) },
       { key: "seconds", title: "Duration", value: (run) => run.seconds, text: (run) => duration(run.seconds) },
-      { key: "elements", title: "Elements", hint: "Elements of the stage with the most", value: (run) => run.elements, text: (run) => count(run.elements), why_: "the run has not committed anything yet" },
+      { key: "elements", title: "Elements", hint: "Elements of the stage with the most; of a run that is not done, those of the stage that has most before it", value: (run) => run.elements, text: (run) => (run.elements_total && run.elements_total !== run.elements ? `${count(run.elements)} of about ${count(run.elements_total)}` : count(run.elements)), why_: "the run has not committed anything yet" },
       { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: rateOf, text: (run) => rate(rateOf(run)), why_: "no elements were counted" },
       { key: "cost", title: "Cost", value: (run) => run.cost?.total ?? null, text: (run) => (run.cost ? money(run.cost.total ?? null, run.cost.currency) : "–"), why_: "the bill of this run can't be computed: its record does not say what its workers had" },
       { key: "problems", title: "Problems", isText: true, value: (run) => (run.failure ? 1e6 : 0) + (run.retries ?? 0) + (run.warnings ?? 0), cell: problemsCell },
