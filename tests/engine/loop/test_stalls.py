@@ -25,7 +25,7 @@ from luminosity.engine.loop.stalls import Quiet, Stall, Stalls, StallTimes
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.workers.sdk.bundle_report import BundleReport
 from luminosity.errors import ElementTimeout
-from luminosity.events import BundleStalled, Event, LogMessage, Snapshot
+from luminosity.events import BundleStalled, Event, LogMessage, RunStarted, Snapshot
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, flags, run
 
@@ -248,6 +248,27 @@ def test_a_hang_of_each_kind_is_named(
     assert not any("element:" in message for message in recorded), "elements are data, which is not recorded"
     during = [each for each in events if isinstance(each, Snapshot) and any(s.stalled_seconds for s in each.stages)]
     assert all(snapshot.seconds_left is None for snapshot in during)
+
+
+@pytest.mark.one_machine("asks for two workers")
+def test_elements_that_other_workers_took_from_a_bundle_that_hangs_count_once(tmp_path: Path) -> None:
+    released = tmp_path / "released"
+    seen: dict[int, float | None] = {}
+
+    def watch(event: Event) -> None:
+        for view in event.stages if isinstance(event, Snapshot) else ():
+            if view.id in held and view.running == 1 and not view.queued and 0 < view.elements < 20:
+                seen[view.elements] = view.fraction
+                released.touch()
+        if isinstance(event, RunStarted):
+            held.extend(stage.id for stage in event.stages if "Work" in stage.label)
+
+    held: list[str] = []
+    pipeline = beam.Pipeline(runner=LuminosityRunner(on_event=watch), options=PipelineOptions(flags("--cpu_workers=2")))
+    _ = pipeline | beam.Create(range(20)) | beam.Reshuffle() | "Work" >> beam.Map(hang, "sleep", str(released))
+    finished(pipeline.run())
+    assert seen
+    assert seen == {elements: pytest.approx(elements / 20, abs=0.001) for elements in seen}
 
 
 @pytest.mark.parametrize("kind", ["loop", "stop"])

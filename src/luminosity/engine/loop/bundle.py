@@ -123,6 +123,11 @@ class Bundle:
         self.hold = min([block.hold for block in blocks]) if blocks else self.timer_hold
 
     @property
+    def left(self) -> int:
+        """The number of elements without those that splits took from the attempt that runs."""
+        return self.count - (self.attempt.given_back if self.attempt is not None else 0)
+
+    @property
     def pieces(self) -> int:
         """The number of elements and timers, which is the number of bundles that this one could be cut into."""
         return self.count + sum(len(timers) for timers in self.timers.values())

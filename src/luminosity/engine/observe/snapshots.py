@@ -185,7 +185,7 @@ class Snapshots:
         retrying = stage.retries
         waiting_for_sides = stage.gate.count if stage.gate is not None else 0
         queued = stage.queued + waiting_for_sides + sum(bundle.count for bundle in retrying)
-        waiting = queued + sum(bundle.count for bundle in running)
+        waiting = queued + sum(bundle.left for bundle in running)
         status, by = self._statuses.status(stage, len(running))
         progress, stream = self._progress[stage.id], self._streams.get(stage.id)
         sample = stage.usage.sample.kept if is_last else []  # not while the run goes on: it would swell every snapshot
