@@ -14,7 +14,16 @@ from typing import Any
 
 from luminosity._user_code import is_users_file
 
-__all__ = ["cell_line", "is_in_ipython", "kernel_shell", "name_cells", "notebook_name", "notebook_path", "render_error"]
+__all__ = [
+    "cell_line",
+    "is_in_ipython",
+    "kernel_shell",
+    "name_cells",
+    "notebook_name",
+    "notebook_path",
+    "render_error",
+    "shorten_error",
+]
 
 _TRACEBACK_LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _ENTRY = re.compile(r'^  (?:File "(?P<path>[^"\n]+)"|Cell In)')
@@ -76,6 +85,12 @@ def render_error(error: BaseException, ending: str, trace: str = "") -> list[str
         trace = name_cells("".join(traceback.format_list(frames)))
     heading = f"{_RED}{type(error).__name__}{_PLAIN}"
     return [heading, *_users_entries(trace.splitlines()), ending]
+
+
+def shorten_error(error: BaseException, ending: str) -> None:
+    """Let a notebook show an error that is not ours, such as that of its stop button, as :func:`render_error` does."""
+    if kernel_shell() is not None:
+        error.__dict__["_render_traceback_"] = lambda: render_error(error, ending)  # IPython calls it
 
 
 def _users_entries(lines: Sequence[str]) -> Iterator[str]:

@@ -146,14 +146,14 @@ def _unfinished(record: Record) -> str:
 
 def _stages(record: Record) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("stage", ratio=3, overflow="ellipsis", no_wrap=True)
+    table.add_column("stage", overflow="fold")  # columns of text share what the numbers leave
     table.add_column("pool", no_wrap=True)
     for name in ("elements", "work"):
         table.add_column(name, no_wrap=True, justify="right")
     has_streams = any(stage.is_stream for stage in record.started.stages)
     if has_streams:
-        table.add_column("stream", ratio=2, overflow="fold")
-    table.add_column("its time went to", ratio=3, overflow="fold")
+        table.add_column("stream", overflow="fold")
+    table.add_column("its time went to", overflow="fold")
     last = {view.id: view for view in record.last.stages} if record.last is not None else {}
     for stage in record.started.stages:
         view = last.get(stage.id)
@@ -182,7 +182,8 @@ def _shares(record: Record, stage_id: str) -> str:
     for snapshot in record.snapshots:
         for view in snapshot.stages:
             if view.id == stage_id and view.status != "done":
-                status = "stalled" if view.stalled_seconds else words.status(view)
+                # Without the time of a stall, which differs in each snapshot.
+                status = words.doing(view) or words.status(view)
                 times[status] = times.get(status, 0.0) + max(snapshot.seconds - before, _LEAST_S)
         before = snapshot.seconds
     longest = sorted(times.items(), key=lambda each: -each[1])[:3]
@@ -197,5 +198,5 @@ def _happening(event: Event) -> str:
         place = f", at {event.stall.place}" if event.stall.place else ""
         return f"after {after}, {event.message}{place}"
     if isinstance(event, WorkerLost):
-        return f"after {after}, a worker of pool {event.pool!r} {event.reason}; {event.bundles} bundle(s) ran again"
+        return f"after {after}, a worker of pool {event.pool!r} {event.reason}; it had {event.bundles} bundle(s)"
     return ""

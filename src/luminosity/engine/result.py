@@ -11,6 +11,7 @@ from apache_beam.portability.api import metrics_pb2
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
+from luminosity._notebook import shorten_error
 from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.termination import Terminated
 from luminosity.errors import RunFailed
@@ -46,8 +47,9 @@ class LuminosityResult(PipelineResult):
         """
         try:
             has_ended = self._wait(duration)
-        except BaseException:
+        except BaseException as error:
             self._end()  # again: a second Ctrl-C may have interrupted the handling of the first one
+            shorten_error(error, f"the run was interrupted; its state is {self._run.state}")
             raise
         if not has_ended:
             return None

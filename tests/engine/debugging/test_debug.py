@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
+import pickle
 import pty
 import select
 import signal
@@ -317,6 +318,20 @@ def leave(x: int) -> None:
 def test_who_wants_to_stop_is_not_kept(end: Any, raised: type[BaseException]) -> None:
     with pytest.raises(raised):
         start(lambda p: p | beam.Create([1]) | beam.Map(end), "--debug")  # without a wait
+
+
+def dump_what_only_the_script_has(x: int) -> None:
+    def square(number: int) -> int:
+        return number * number
+
+    square.__module__, square.__qualname__ = "__main__", "square"
+    pickle.dumps(square)
+
+
+def test_a_function_of_the_script_that_another_process_cannot_find_is_explained() -> None:
+    with pytest.raises(StepFailed, match="on __main__ failed") as caught:
+        run(lambda p: p | beam.Create([1]) | beam.Map(dump_what_only_the_script_has), "--debug")
+    assert "move what it names from your script or notebook into a module" in str(caught.value)
 
 
 def test_a_step_that_exits_has_failed() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
+from luminosity.cli import show
 from luminosity.cli.main import main
 from luminosity.engine.monitor import recorder as recorder_module
 from luminosity.engine.monitor import records
@@ -25,7 +26,7 @@ from luminosity.engine.monitor.recorder import Recorder, recorder
 from luminosity.engine.monitor.records import Damaged, Record, find, folder, load, path_of, run_ids
 from luminosity.engine.observe.reporter import new_run_id
 from luminosity.errors import RecordError, StepFailed
-from luminosity.events import LogMessage, RunEnded, RunStarted, Snapshot
+from luminosity.events import LogMessage, RunEnded, RunStarted, Snapshot, StageInfo, StageView, StallView
 from tests.marks import note, wait_for_file
 from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, run, start
@@ -72,6 +73,28 @@ def test_a_run_is_recorded_privately_and_without_its_options(tmp_path: Path) -> 
             assert "hunter2" not in file.read_text()
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(runs.stat().st_mode) == 0o700
+
+
+def test_a_narrow_terminal_shows_every_number_and_what_a_stage_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long names share the width with the last column, and a setup is one state however long it has lasted."""
+    monkeypatch.setattr(show, "_PIPED_WIDTH", 80)
+    label = "[3]: Create + [3]: TableFromRows + [3]: Enrich + [3]: WriteTable + [3]: Another step"
+    started = replace(a_run(run_id(1)), stages=(StageInfo("s1", label, "cpu"),))
+    record = Recorder(tmp_path)
+    record(started)
+    for seconds in range(1, 11):
+        stall = StallView("Enrich", float(seconds), "setup", is_stalled=False)
+        stage = StageView("s1", "busy", elements=1_234_567, busy_seconds=98.0, stalls=(stall,) if seconds < 6 else ())
+        last = Snapshot(run_id(1), float(seconds), (stage,), ())
+        record(last)
+    record(RunEnded(run_id(1), 10.0, "done", last))
+    assert main(["show", "last", f"--run_dir={tmp_path}"]) == 0
+    table = capsys.readouterr().out.partition("stage  ")[2]
+    assert "1,234,567  1 min 38 s" in table
+    assert "sets up 50%, busy 50%" in " ".join(line[50:].strip() for line in table.splitlines())
+    assert "Another step" in " ".join(line[:40].strip() for line in table.splitlines())
 
 
 class _Connect(beam.DoFn):

@@ -370,6 +370,22 @@ def test_an_error_shows_the_users_lines_and_the_summary(notebook: Notebook) -> N
     assert "luminosity/drift" not in shown
 
 
+def test_an_element_that_takes_too_long_shows_the_line_of_its_cell(notebook: Notebook) -> None:
+    error = notebook.error_of("""
+        def hang(n):
+            time.sleep(600)
+
+        options = PipelineOptions(["--progress=off", "--cpu_workers=1", "--element_timeout=1s"])
+        with beam.Pipeline(runner=LuminosityRunner(), options=options) as pipeline:
+            _ = pipeline | beam.Create([7]) | "Hang" >> beam.Map(hang)
+    """)
+    assert error.ename == "ElementTimeout"
+    lines = "\n".join(notebook.traceback()).splitlines()
+    cell = notebook.run("print(len(In) - 2)").strip()
+    assert lines[1:3] == [f"  Cell In[{cell}], line 2, in hang", "    time.sleep(600)"]
+    assert "/ipykernel_" not in error.evalue
+
+
 def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
     before = files_of_luminosity()
     started = tmp_path / "started"
@@ -384,6 +400,10 @@ def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(noteboo
     """)
     interrupting.join()
     assert error.ename == "KeyboardInterrupt"
+    heading, line, _, ending = "\n".join(notebook.traceback()).splitlines()
+    assert "KeyboardInterrupt" in heading
+    assert line.startswith("  Cell In[")
+    assert ending == "the run was interrupted; its state is CANCELLED"
     assert wait_for(lambda: not workers_of(notebook.pid), timeout_s=60)
     assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
     test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook)

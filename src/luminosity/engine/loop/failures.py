@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,7 +29,13 @@ _TIMEOUT_FIX = Fix(
     command="use a longer --element_timeout",
 )
 _WHOLE = "(Frames of Beam and Luminosity are left out; error.traceback has them, and `lum show last --traceback`.)"
-_DEBUG_FIX = "run with --debug: breakpoint() works only if everything runs in one process"
+_FIXES: tuple[tuple[re.Pattern[str], str], ...] = (  # for exceptions of Python, by their text
+    (re.compile(r"^BdbQuit"), "run with --debug: breakpoint() works only if everything runs in one process"),
+    (
+        re.compile(r"^PicklingError: .* on __main__ failed$"),
+        "move what it names from your script or notebook into a module: processes that a step starts look for its name",
+    ),
+)
 
 # Saves a failed bundle so that it can be replayed, given the failure and the worker's exit code, if it exited. Returns
 # a line for the error message that says where. See debugging/saving.py.
@@ -89,7 +96,7 @@ class Failures:
         # An error with a remedy and without a line of the user's code is ours: there is no traceback to show.
         shown = ["", _shown(failure)] if failure.location or failure.fix is None else []
         message = "\n".join([*lines, *shown, *saved])
-        fix = _DEBUG_FIX if failure.exception.startswith("BdbQuit") else failure.fix
+        fix = next((fix for pattern, fix in _FIXES if pattern.search(failure.exception)), failure.fix)
         error = StepFailed(message, headline=headline, summary="\n".join([*lines, *saved]), fix=fix)
         error.step, error.traceback = step, name_cells(failure.traceback)
         error.place = describe_location(failure.location) if failure.location else ""

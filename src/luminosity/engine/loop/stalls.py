@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity._hangs import ask_for_stacks, is_stopped, parse_stacks, read_stacks
+from luminosity._notebook import name_cells
 from luminosity._text import Private, duration
 from luminosity._user_code import is_users_file
 from luminosity.engine.data import wire
@@ -323,13 +324,15 @@ class Stalls:
         if doing == "nothing":
             state = "stopped" if stall.pid and not stall.node and is_stopped(stall.pid) else "does not answer"
             location, stack = _of_bundle(watched.dump) if state != "stopped" else ("", "")
-            return replace(stall, state=state, location=location, stack=stack, element=self._element(watched))
+            return replace(
+                stall, state=state, location=location, stack=name_cells(stack), element=self._element(watched)
+            )
         if report is None:
             return stall
-        stall = replace(stall, location=report.location, stack=report.stack, element=report.element)
+        stall = replace(stall, location=report.location, stack=name_cells(report.stack), element=report.element)
         if report.wait is not None:
             wait = report.wait
-            stack = "\n".join(text for text in (wait.stack, stall.stack) if text)
+            stack = "\n".join(text for text in (name_cells(wait.stack), stall.stack) if text)
             stall = replace(stall, waits_for=wait.what, state=wait.state, stack=stack)
         return stall if stall.element or doing != "element" else replace(stall, element=self._element(watched))
 

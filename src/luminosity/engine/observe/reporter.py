@@ -219,7 +219,7 @@ class Reporter:
                 self._seconds(),
                 mask_text(headline(stall)),
                 stall_view(stall),
-                traceback=bounded_traceback(name_cells(stall.stack)),
+                traceback=bounded_traceback(stall.stack),
             )
         )
 

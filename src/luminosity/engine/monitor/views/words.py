@@ -12,6 +12,7 @@ from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunSta
 __all__ = [
     "amount",
     "behind",
+    "doing",
     "duration",
     "how_to_stop",
     "milliseconds",
@@ -225,10 +226,21 @@ def status(stage: StageView, width: int = 80) -> str:
     return _with(f"{stage.status} by", stage.by, width) if stage.by else stage.status
 
 
+def doing(stage: StageView) -> str:
+    """Return what a bundle of a stage does that takes long, without the time; empty if none takes long.
+
+    >>> doing(StageView("s1", "busy", stalls=(StallView("Embed", 120.0, "loading", False),)))
+    'loads a model'
+    """
+    return "stalled" if stage.stalled_seconds else _doing(stage.stalls[0]) if stage.stalls else ""
+
+
+def _doing(stall: StallView) -> str:
+    return "stalled" if stall.is_stalled else "loads a model" if stall.doing == "loading" else "sets up"
+
+
 def _stalled(stall: StallView) -> str:
-    if stall.is_stalled:
-        return f"stalled for {duration(stall.seconds)}"
-    return f"{'loads a model' if stall.doing == 'loading' else 'sets up'} for {duration(stall.seconds)}"
+    return f"{_doing(stall)} for {duration(stall.seconds)}"
 
 
 def stall(view: StallView) -> str:
