@@ -137,7 +137,7 @@ def describe_exit(code: int) -> str:
     ('was killed by SIGKILL', 'exited with code 3')
     """
     if code == LOST_WITH_NODE:
-        return "was lost with its node"
+        return "was lost with its node or the run's agent there"
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -198,5 +198,7 @@ def _happening(event: Event) -> str:
         place = f", at {event.stall.place}" if event.stall.place else ""
         return f"after {after}, {event.message}{place}"
     if isinstance(event, WorkerLost):
-        return f"after {after}, a worker of pool {event.pool!r} {event.reason}; it had {event.bundles} bundle(s)"
+        where = f" on node {event.node[:8]}" if event.node else ""
+        what = f"worker {event.worker} of pool {event.pool!r}{where} {event.reason}"
+        return f"after {after}, {what}; it had {event.bundles} bundle(s)"
     return ""

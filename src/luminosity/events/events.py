@@ -110,9 +110,10 @@ class WorkerLost(Event):
     pool: str
     reason: str
     bundles: int  # that ran there and are run again
-    lifetime_seconds: float = 0.0  # this and the following: as in ``WorkerEnded``, up to the last sample
+    lifetime_seconds: float = 0.0  # this and the following two: as in ``WorkerEnded``, up to the last sample
     cpu_seconds: float = 0.0
     peak_resident: int = 0
+    node: str = ""  # the id of its node; empty on one machine
 
 
 @dataclass(frozen=True)

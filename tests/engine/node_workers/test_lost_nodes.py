@@ -29,7 +29,7 @@ def test_an_element_is_not_blamed_for_the_loss_of_nodes() -> None:
         assert failures.after_exit(bundle, LOST_WITH_NODE, was_alone=True) == [bundle]
 
     assert not bundle.is_suspect
-    assert describe_exit(LOST_WITH_NODE) == "was lost with its node"
+    assert describe_exit(LOST_WITH_NODE) == "was lost with its node or the run's agent there"
 
 
 def test_input_that_can_not_be_read_ends_the_run_as_a_lost_block_and_not_as_a_failed_step() -> None:

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import pickle
+import re
 import tempfile
 import threading
 from collections import Counter
@@ -21,6 +22,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import CombiningValueStateSpec, TimerSpec, on_timer
 
+from luminosity.cli.main import main
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.node_workers import launcher, server
 from luminosity.engine.node_workers.objects import ObjectTable, RemoteObject
@@ -283,11 +285,15 @@ def _note_process(_: int, folder: str) -> None:
 
 
 def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "processes").mkdir()
-    pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=4")
+    pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=4", "--run_dir=runs")
     _ = pipeline | beam.Create(range(4)) | beam.Reshuffle() | beam.Map(_note_process, str(folder))
     result = pipeline.run()
     try:
@@ -303,6 +309,11 @@ def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
     said = [record.getMessage() for record in caplog.records]
     assert sum("is gone with 2 workers of this run" in each for each in said) == 1
     assert sum("only this run's agent on it had ended" in each for each in said) == 1
+    assert main(["show", "last", "--run_dir=runs"]) == 0
+    node = cluster.nodes[1].node_id[:8]
+    lost = re.compile(rf"worker w\d of pool 'cpu' on node {node} was lost with its node or the run's agent there")
+    assert sum(bool(lost.match(each)) for each in said) == 2
+    assert len(lost.findall(" ".join(capsys.readouterr().out.split()))) == 2
 
 
 def _fail(block: bytes) -> None:

@@ -437,8 +437,10 @@ class Scheduler:
         self._staff.check_start(worker, code)
         if worker.bundles and overdue is None:
             _LOGGER.warning(
-                "a worker of pool %r %s; its bundles (%d) are retried",
+                "worker %s of pool %r%s %s; its bundles (%d) are retried",
+                worker.id,
                 worker.pool.plan.name,
+                f" on node {worker.node[:8]}" if worker.node else "",
                 describe_exit(code),
                 len(worker.bundles),
             )

@@ -145,6 +145,11 @@ class Worker:
         """Return the exception that failed the instruction, if it was raised in this process."""
         return self.connection.cause(instruction_id) if self.connection is not None else None
 
+    @property
+    def node(self) -> str:
+        """The id of its node; empty on one machine."""
+        return self.process.node() if self.process is not None else ""
+
     def kill(self) -> None:
         """Kill the process. Its exit is reported as a message."""
         if self.process is not None:

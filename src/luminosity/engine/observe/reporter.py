@@ -168,7 +168,7 @@ class Reporter:
     def worker_started(self, worker: Worker) -> None:
         """Emit that a worker has connected."""
         share = worker.pool.plan.share(worker.index)
-        pid, node = (worker.process.pid, worker.process.node()) if worker.process is not None else (0, "")
+        pid, node = worker.process.pid if worker.process is not None else 0, worker.node
         if self._stream.is_heard:
             self._workers.watch(worker.id, share.pool, pid, node)
         devices = share.devices if not node else ()  # on a cluster, the worker finds its devices itself
@@ -208,6 +208,7 @@ class Reporter:
                 lifetime_seconds=_lifetime(worker),
                 cpu_seconds=last.cpu_seconds if last is not None else 0.0,
                 peak_resident=last.peak_resident if last is not None else 0,
+                node=worker.node,
             )
         )
 

@@ -51,7 +51,7 @@ function grouped(run) {
       trace: event.traceback || before?.trace || "",
       times: (before?.times ?? 0) + 1,
       at: event.seconds,
-      note: isLost ? `${event.worker}, with ${counted(event.bundles, "bundle")}` : `${counted(event.elements, "element")} in the bundle, ${counted(event.tries, "attempt")} so far`,
+      note: isLost ? `${event.worker}${event.node ? ` on node ${event.node.slice(0, 8)}` : ""}, with ${counted(event.bundles, "bundle")}` : `${counted(event.elements, "element")} in the bundle, ${counted(event.tries, "attempt")} so far`,
     });
   }
   return [...found.values()];
