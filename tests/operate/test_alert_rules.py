@@ -120,6 +120,9 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path, monkeypat
     record(tmp_path / "meanwhile", started(1, at=0.0), ended(1, 30.0, "failed"))
     record(tmp_path / "meanwhile", started(2, at=20.0), ended(2, 5.0))
     failed_meanwhile = metrics_text(tmp_path / "meanwhile")
+    record(tmp_path / "hangs", started(1, at=0.0), stalled(busy, 300.0))
+    record(tmp_path / "hangs", started(2, at=20.0), ended(2, 5.0))
+    hangs_meanwhile = metrics_text(tmp_path / "hangs")
     drifted = tmp_path / "drifted"
     drifted.mkdir()
     cases = [
@@ -130,6 +133,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path, monkeypat
         case("an older run failed later", failed_meanwhile, ["LuminosityRunFailed"]),
         case("stalled", export(busy), ["LuminosityRunStalled"], fresh),
         case("hangs", export(stalled(busy, 300.0)), ["LuminosityStageStalled"], moves),
+        case("hangs beside a later run", hangs_meanwhile, ["LuminosityStageStalled"], moves),
         case("takes long once", export(stalled(busy, 90.0)), [], moves),
         case("silent", export(busy), ["LuminosityRunStalled", "LuminosityRunSilent"]),
         case("quiet stream", export(snapshot(1, 5.0)), [], fresh),

@@ -17,7 +17,7 @@ from luminosity.operate.exported import text as text_module
 from luminosity.operate.exported.catalog import CATALOG, markdown_table, series_names
 from luminosity.operate.exported.text import Exporter, metrics_text
 from tests.docs_pages import REPOSITORY
-from tests.operate.exported_runs import STARTED_AT, ended, record, rich_run, run_id, snapshot, started
+from tests.operate.exported_runs import STARTED_AT, ended, record, rich_run, run_id, snapshot, stalled, started
 
 PROMTOOL = shutil.which("promtool")
 Series = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -61,7 +61,8 @@ def a_test(key: str, time: str, p_value: float, *, reference: str = "ref.parquet
 def rich_text(folder: Path) -> str:
     """Every metric at once: the text that dashboards and rules are checked against."""
     record(folder, started(0, at=STARTED_AT - 100), ended(0, 10.0, "failed"))
-    rich_run(folder)
+    record(folder, started(1, at=STARTED_AT - 50), stalled(snapshot(1, 45.0), 40.0))
+    rich_run(folder, 2)
     history = folder / "drift.sqlite"
     DriftHistory(history).append(
         a_test("de", "2026-01-01T00:00:00.000+00:00", 0.5),
@@ -90,9 +91,11 @@ def test_the_newest_run_of_a_pipeline_is_exported_in_base_units(tmp_path: Path) 
     assert value(series, "luminosity_drift_p_value", key="de") == 0.01, "the newest test"
     assert value(series, "luminosity_drift_detected", key="de") == 1
     assert ("key", "fr") not in {pair for key in series["luminosity_drift_mmd2"] for pair in key}
-    of_runs = {name for name, each in series.items() if any(run_id(1) in dict(key).values() for key in each)}
+    of_runs = {name for name, each in series.items() if any(run_id(2) in dict(key).values() for key in each)}
     assert of_runs == {"luminosity_run_info"}, "a run's id is in no other series of the newest run"
     assert value(series, "luminosity_run_last_failure_timestamp_seconds", run=run_id(0)) == STARTED_AT - 90
+    assert value(series, "luminosity_run_stalled_seconds", run=run_id(1), stage='Embed "x"\\y') == 40.0
+    assert len(series["luminosity_run_stalled_seconds"]) == 1, "only of stages that are stalled"
     assert "job=" not in text
 
 
@@ -195,8 +198,11 @@ def test_every_metric_is_documented_and_has_no_forbidden_label() -> None:
     assert markdown_table() in (REPOSITORY / "docs" / "metrics.md").read_text()
     for metric in CATALOG.values():
         assert not {"job", "instance", "quantile", "le"} & set(metric.labels), metric
-        is_of_one_run = metric.name in ("luminosity_run_info", "luminosity_run_last_failure_timestamp_seconds")
-        assert ("run" in metric.labels) == is_of_one_run, "each run would add all series again"
+        is_of_one_run = "run" in metric.labels
+        allowed = ("run_info", "run_last_failure_timestamp_seconds", "run_stalled_seconds")
+        assert is_of_one_run == (metric.name.removeprefix("luminosity_") in allowed), (
+            "each run would add all series again"
+        )
 
 
 def test_pipelines_of_the_same_script_name_do_not_hide_each_other(tmp_path: Path) -> None:

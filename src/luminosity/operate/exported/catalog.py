@@ -63,6 +63,12 @@ _METRICS = (
         "When a run of the pipeline last failed, or when a killed one was last heard of; with that run's id",
     ),
     _gauge("run_info", _ONE_RUN, "1, with the id of the newest run and the folder of its record"),
+    _gauge(
+        "run_stalled_seconds",
+        (*_ONE_RUN, "stage"),
+        "For how long a stalled bundle of a run, also of an older one that still runs, has done nothing; none if no "
+        "bundle is stalled",
+    ),
     _gauge("run_duration_seconds", _RUN, "How long the newest run has taken so far, or took"),
     _gauge("run_remaining_seconds", _RUN, "Estimated time to the end of the newest run, if it is known"),
     _gauge("run_cost", (*_RUN, "currency", "bound"), "The bill of the newest run so far: low, expected and high"),
@@ -75,11 +81,6 @@ _METRICS = (
     _counter("stage_bundles", _STAGE, "Committed bundles"),
     _counter("stage_retries", _STAGE, "Failed attempts of bundles"),
     _counter("stage_busy_seconds", _STAGE, "Time of workers in the stage's bundles"),
-    _gauge(
-        "stage_stalled_seconds",
-        _STAGE,
-        "For how long the stage's longest stalled bundle has taken or emitted no element; 0 if none is stalled",
-    ),
     _counter("stage_cpu_seconds", _STAGE, "CPU time of workers in the stage's committed bundles, if it is known"),
     _counter("stage_output_bytes", _STAGE, "Output of the stage, estimated from a sample, if it is known"),
     _gauge("stage_queued_elements", _STAGE, "Elements that wait in the stage's input queues"),

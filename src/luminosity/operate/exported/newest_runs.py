@@ -32,7 +32,7 @@ class PipelineRuns:
     """The recorded runs of one pipeline."""
 
     newest: Record
-    running: int  # runs that go on now
+    running: tuple[Record, ...]  # runs that go on now, the newest first
     last_end: float | None  # this and the following: seconds since 1970; None if no recorded run has ended so far
     last_success: float | None
     last_failure: Failure | None  # the last run that failed, or whose process was killed
@@ -52,7 +52,7 @@ class PipelineRuns:
     def is_pressing(self) -> bool:
         """Whether a run goes on, or has failed since the newest one started."""
         has_failed = self.last_failure is not None and self.last_failure.at >= self.newest.started.started_at
-        return self.running > 0 or has_failed
+        return bool(self.running) or has_failed
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class NewestRuns:
         """
         newest: dict[Pipeline, Record] = {}
         by_name: dict[str, Pipeline] = {}  # the pipeline with the newest run of a script of this name
-        running: dict[Pipeline, int] = {}
+        running: dict[Pipeline, list[Record]] = {}
         ends: dict[Pipeline, list[_Ended]] = {}
         known, kept, going_on, unreadable = self._ended, self._newest, self._going_on, self._unreadable
         self._ended, self._newest, self._going_on, self._unreadable = {}, {}, set(), {}
@@ -120,7 +120,7 @@ class NewestRuns:
             if ended is None:
                 assert record is not None
                 pipeline = _pipeline(record.started.pipeline, record.started.name, by_name)
-                running[pipeline] = running.get(pipeline, 0) + 1
+                running.setdefault(pipeline, []).append(record)
             else:
                 pipeline = _pipeline(ended.pipeline, ended.name, by_name)
                 self._ended[run_id] = stamp, ended
@@ -139,7 +139,7 @@ class NewestRuns:
         return [
             PipelineRuns(
                 record,
-                running.get(pipeline, 0),
+                tuple(running.get(pipeline, ())),
                 max((each.ended_at for each in ends.get(pipeline, ())), default=None),
                 max((each.ended_at for each in ends.get(pipeline, ()) if each.state in _SUCCESSES), default=None),
                 max(

@@ -42,13 +42,15 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
     started_at = record.started.started_at
     for state in STATES:
         yield _sample("run_state", (*pipeline, state), record.state == state)
-    yield _sample("running_runs", pipeline, runs.running)
+    yield _sample("running_runs", pipeline, len(runs.running))
     yield _sample("run_start_timestamp_seconds", pipeline, started_at)
     yield from _known("run_last_end_timestamp_seconds", pipeline, runs.last_end)
     yield from _known("run_last_success_timestamp_seconds", pipeline, runs.last_success)
     if (failure := runs.last_failure) is not None:
         yield _sample("run_last_failure_timestamp_seconds", (*pipeline, failure.run, runs.run_dir), failure.at)
     yield _sample("run_info", (*pipeline, record.started.run, runs.run_dir), 1)
+    for running in runs.running:
+        yield from _stalls((*pipeline, running.started.run, runs.run_dir), running)
     last = record.last
     if last is None:
         return
@@ -105,6 +107,13 @@ def drift_samples(tests: Iterable[PastTest]) -> Iterator[Sample]:
         yield _sample("drift_last_test_timestamp_seconds", labels, datetime.fromisoformat(test.time).timestamp())
 
 
+def _stalls(labels: tuple[str, ...], record: Record) -> Iterator[Sample]:
+    infos = {info.id: info for info in record.started.stages}
+    for view in record.last.stages[:MOST_STAGES] if record.last is not None else ():
+        if (info := infos.get(view.id)) is not None:
+            yield from _positive("run_stalled_seconds", (*labels, info.label), view.stalled_seconds)
+
+
 def _memory(pipeline: Pipeline, last: Snapshot) -> Iterator[Sample]:
     yield from _positive("run_resident_bytes", pipeline, last.processes.used)
     yield from _positive("run_resident_peak_bytes", pipeline, last.processes.peak)
@@ -126,7 +135,6 @@ def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> 
     yield _sample("stage_bundles", labels, view.bundles)
     yield _sample("stage_retries", labels, view.retries)
     yield _sample("stage_busy_seconds", labels, view.busy_seconds)
-    yield _sample("stage_stalled_seconds", labels, view.stalled_seconds)
     yield from _positive("stage_cpu_seconds", labels, view.cpu_seconds)
     yield from _positive("stage_output_bytes", labels, view.output_bytes)
     yield _sample("stage_queued_elements", labels, view.queued)
