@@ -22,6 +22,8 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "p
 _HEADING = re.compile(r"^\s*(\| )?(\+ )?(Exception Group )?Traceback \(most recent call last\)")
 _ENTRY = re.compile(r'^(?P<indent>[\s|]*)File "(?P<path>[^"\n]+)", line \d+')
 _COMMAND = os.sep + "lum"  # in the folder of scripts
+# transforms/core.py has wrappers around functions.
+_RUNS_STEPS = re.compile(r"(^|/)apache_beam/(runners/(common\.py|worker/)|transforms/core\.py)|/luminosity/engine/")
 
 
 @cache
@@ -78,7 +80,8 @@ def fold(text: str) -> str:
     """Return a traceback, as text, without the frames of Luminosity and Beam.
 
     What comes before the first frame of the user's code is left out as well. Of an exception that was raised without
-    user code, the frames of installed packages stay, below those of Beam. Messages stay as they are.
+    user code, the frames of installed packages stay, below those of Beam; if Beam itself raised it, those of the step.
+    Messages stay as they are.
 
     >>> beam = 'File "apache_beam/runners/common.py", line 1, in process'
     >>> print(fold(f"Traceback (most recent call last):\\n  {beam}\\n"
@@ -87,6 +90,12 @@ def fold(text: str) -> str:
       File "/me/shop.py", line 2, in parse
         return float(text)
     ValueError: no number
+    >>> print(fold(f"Traceback (most recent call last):\\n  {beam}\\n"
+    ...     '  File "apache_beam/transforms/util.py", line 3, in pick\\n    return found[0]\\nIndexError: empty'))
+    Traceback (most recent call last):
+      File "apache_beam/transforms/util.py", line 3, in pick
+        return found[0]
+    IndexError: empty
     """
     lines = text.splitlines()
     shown: list[str] = []
@@ -116,4 +125,12 @@ def _kept(paths: list[str]) -> list[int]:
     """Return which frames of an exception say something about the user's code, given the file of each."""
     users = [index for index, path in enumerate(paths) if is_users_file(path)]
     first = users[0] if users else max((i + 1 for i, path in enumerate(paths) if is_runners(path)), default=0)
-    return [index for index in range(first, len(paths)) if not is_runners(paths[index])]
+    kept = [index for index in range(first, len(paths)) if not is_runners(paths[index])]
+    if kept or not paths or not _is_beams(paths[-1]):
+        return kept
+    # A step of Beam's own raised: what follows the code that runs steps says where.
+    return [*range(max((i + 1 for i, path in enumerate(paths) if _RUNS_STEPS.search(path)), default=0), len(paths))]
+
+
+def _is_beams(path: str) -> bool:
+    return path.startswith((_beam_directory(), "apache_beam/"))
