@@ -8,7 +8,7 @@ import resource
 import signal
 from collections.abc import Generator
 
-from luminosity._text import format_bytes
+from luminosity._text import ENDED_WHILE_STOPPED, format_bytes
 from luminosity.core import machine_ram_bytes
 from luminosity.errors import Fix, ResourcesExceeded
 
@@ -61,6 +61,8 @@ def explain_exit(code: int, kills_before: int | None, *, is_here: bool = True) -
     >>> explain_exit(-11, None)[0]
     'A native library that the step uses crashed (SIGSEGV).'
     """
+    if code == ENDED_WHILE_STOPPED:
+        return "Another program, or code of the step, stopped the process, and the run ended it.", _fix(_SENDER)
     if code >= 0:
         return (
             f"Code of the step ended the process, as os._exit({code}) does; what the worker had not sent yet is lost.",

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 __all__ = [
+    "ENDED_WHILE_STOPPED",
     "LOST_WITH_NODE",
     "Private",
     "describe_exit",
@@ -27,6 +28,7 @@ __all__ = [
     "shorten_repr",
 ]
 
+ENDED_WHILE_STOPPED = -1001  # the exit code of a stopped worker that the run has ended; no signal has this number
 LOST_WITH_NODE = -1000  # the exit code of a worker whose machine is gone: no signal has this number
 _NEAR = 0.6  # the least similarity of a suggestion: about one letter of three differs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
@@ -131,11 +133,13 @@ def _nearness(name: str, choice: str) -> float:
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended, from the return code that :mod:`subprocess` reports, or :data:`LOST_WITH_NODE`.
+    """Say how a process ended, from the return code that :mod:`subprocess` reports, or one of the codes above.
 
     >>> describe_exit(-9), describe_exit(3)
     ('was killed by SIGKILL', 'exited with code 3')
     """
+    if code == ENDED_WHILE_STOPPED:
+        return "was stopped, as SIGSTOP or a debugger does, gave no sign of life and was ended"
     if code == LOST_WITH_NODE:
         return "was lost with its node or the run's agent there"
     if code >= 0:

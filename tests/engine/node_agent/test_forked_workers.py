@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from luminosity._text import ENDED_WHILE_STOPPED, describe_exit
 from luminosity.engine.node_agent import forked_workers
 from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.workers.request import WorkerRequest
@@ -17,7 +23,8 @@ _PATIENCE_S = 60
 
 
 class _Process:
-    def __init__(self, on_exit: Callable[[int], None]) -> None:
+    def __init__(self, on_exit: Callable[[int], None], pid: int = 0) -> None:
+        self.pid = pid
         self.kill = lambda: on_exit(-9)
 
 
@@ -28,6 +35,7 @@ class _Server:
         self.started: list[str] = []
         self.may_start = threading.Event()
         self.error: Exception | None = None
+        self.pid = 0  # of the worker
 
     def preload(self, modules: Any) -> None:
         """Do nothing."""
@@ -40,7 +48,7 @@ class _Server:
         if self.error is not None:
             raise self.error
         self.started.append(request.worker_id)
-        return _Process(on_exit)
+        return _Process(on_exit, self.pid)
 
 
 @pytest.fixture
@@ -93,3 +101,24 @@ def test_a_start_that_fails_is_told_and_the_next_one_is_tried(server: _Server, e
         assert workers.exits()[0].code == -9
     finally:
         workers.close()
+
+
+def test_a_worker_that_was_stopped_when_it_was_ended_is_not_called_killed(server: _Server) -> None:
+    stopped = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    workers = ForkedWorkers([], is_shared=True)
+    try:
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        server.pid = stopped.pid
+        server.may_start.set()
+        workers.start(_request("first"))
+        while workers._processes.get("first") is None:
+            time.sleep(0.01)
+        workers.kill("first")
+        [ended] = workers.exits()
+        assert ended.code == ENDED_WHILE_STOPPED
+        assert describe_exit(ended.code).startswith("was stopped")
+    finally:
+        workers.close()
+        stopped.kill()
+        stopped.wait(_PATIENCE_S)

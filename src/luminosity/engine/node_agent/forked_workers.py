@@ -7,8 +7,10 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from luminosity._hangs import is_stopped
+from luminosity._text import ENDED_WHILE_STOPPED
 from luminosity.engine.workers.launcher import ForkServer, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
@@ -48,6 +50,7 @@ class ForkedWorkers:
         self._processes: dict[str, Process | None] = {}  # None for those that wait for their start
         self._asked_for: set[str] = set()  # all workers so far
         self._killed: set[str] = set()  # before they had started
+        self._stopped: set[str] = set()  # when they were killed
         self._ended: list[Exit] = []
         self._changed = threading.Condition()
         self._is_closed = False
@@ -83,6 +86,8 @@ class ForkedWorkers:
             process = self._processes[worker_id]
             if process is None:
                 self._killed.add(worker_id)
+            elif is_stopped(process.pid):
+                self._stopped.add(worker_id)
         if process is None:
             self._note(Exit(worker_id, _KILLED))
         else:
@@ -133,5 +138,8 @@ class ForkedWorkers:
     def _note(self, ended: Exit) -> None:
         with self._changed:
             self._processes.pop(ended.worker_id, None)
+            if ended.worker_id in self._stopped:
+                self._stopped.discard(ended.worker_id)
+                ended = replace(ended, code=ENDED_WHILE_STOPPED)
             self._ended.append(ended)
             self._changed.notify_all()
