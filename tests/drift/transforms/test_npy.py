@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from luminosity.cli.drift.sources import open_source, read_sample
+from luminosity.cli.table_options import TableReader
 from luminosity.drift.transforms.files import npy_rows
 from luminosity.errors import DriftError
 
@@ -70,7 +71,9 @@ def test_files_without_a_matrix_of_numbers_are_errors(file: Any, match: str) -> 
 
 def test_the_command_does_not_copy_rows_of_a_single_file(tmp_path: Path) -> None:
     def read(pattern: str, most: int | None = None) -> Any:
-        return read_sample(open_source(str(tmp_path / pattern), []), most, 0, False, lambda _: None).rows
+        return read_sample(
+            open_source(str(tmp_path / pattern), [], TableReader("drift")), most, 0, False, lambda _: None
+        ).rows
 
     np.save(tmp_path / "whole.npy", _ROWS)
     np.save(tmp_path / "whole-numbers.npy", (10 * _ROWS).astype(int))

@@ -53,7 +53,7 @@ def model(folder: Path, **files: str) -> Path:
 
 def test_without_mlflow_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MissingExtra, match=r"mlflow is not installed; .* pip install 'luminosity\[mlflow\]'"):
+    with pytest.raises(MissingExtra, match=r"mlflow is not installed; .* pip install 'mlflow-skinny"):
         resolve("models:/mood@champion")
 
 
