@@ -79,6 +79,7 @@ class GroupConsumer:
         self.queries = BrokerQueries(self._consumer, errors, settings.client.servers, max_outage_s, self._wait)
         self._positions: dict[Partition, int] = {}
         self._buffer: list[Any] = []
+        self._begun_at: Mapping[Partition, int] = {}  # the positions of the last seek
         self._committed: Mapping[Partition, int] = {}
         self._commit_at = 0.0
         self._lock = threading.Lock()
@@ -94,6 +95,7 @@ class GroupConsumer:
             return
         self._buffer.clear()
         self._positions = dict(positions)
+        self._begun_at = self._positions.copy()
         wanted = [self._kafka.TopicPartition(topic, number, at) for (topic, number), at in positions.items()]
         self._consumer.assign(wanted)
 
@@ -140,7 +142,9 @@ class GroupConsumer:
         """Return a function that commits the positions for the group, or None if that is not due."""
         if self._settings.group_id is None or positions == self._committed:
             return None
-        if not is_last and time.monotonic() < self._commit_at:
+        # Positions at which this consumer began are the business of the one before it. Its commits and these are not
+        # ordered: these could arrive later than those of the next worker, and set the group back.
+        if not is_last and (time.monotonic() < self._commit_at or positions == self._begun_at):
             return None
         self._commit_at = time.monotonic() + _COMMIT_EVERY_S
         self._committed = dict(positions)
