@@ -1,4 +1,4 @@
-"""Which paths of the driver's machine the nodes of a cluster see: workers must read and write the same files.
+"""The paths of the driver's machine that the nodes of a cluster see: workers must read and write the same files.
 
 A node is asked with marks: empty folders with a name that no other folder has, which the driver makes for the moment of
 the question. Readers of files don't see them.
