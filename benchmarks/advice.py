@@ -28,13 +28,13 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.monitor.records import Record, find
 from luminosity.operate.advice.advise import Report, advise, hints_content
 from luminosity.operate.advice.prediction import needs_with, predict
 from luminosity.operate.cost.bill import bill_of, money
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation.forecast import forecast
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario
+from luminosity.runs.records import Record, find
 
 _MB = 1_000_000
 _T4 = "type:nvidia-tesla-t4;count:1"

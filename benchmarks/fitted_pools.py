@@ -25,10 +25,10 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.monitor.records import find
 from luminosity.operate.advice.advise import advise, hints_content
 from luminosity.operate.cost.bill import bill_of, money
 from luminosity.operate.cost.prices import load_prices
+from luminosity.runs.records import find
 
 _PAIRS = 5
 _T_OF_5 = 2.776  # the quantile of Student's distribution for an interval of 95% from five pairs

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 import _measure
 import apache_beam as beam
 
-from luminosity.engine.monitor.worker_sampling import process_use
 from luminosity.operate.page.beside import PageBeside
+from luminosity.runs.worker_sampling import process_use
 
 _ELEMENTS = 1500
 _STEPS_OF_ELEMENT = 220_000  # about 20 ms of Python

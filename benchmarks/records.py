@@ -15,8 +15,6 @@ from pathlib import Path
 
 import _measure
 
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import (
     BundleRetried,
     CheckpointDone,
@@ -32,6 +30,8 @@ from luminosity.events import (
     StageView,
     WorkerView,
 )
+from luminosity.runs import records
+from luminosity.runs.recorder import Recorder
 
 RUN = "20260101T000000-abcdef"
 LONG_S = 12 * 3600

@@ -25,12 +25,12 @@ from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner, RunInference
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Record
 from luminosity.events import Event, WorkerStarted
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation.forecast import forecast
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario
+from luminosity.runs import records
+from luminosity.runs.records import Record
 
 _ELEMENTS = 2000
 _ELEMENT_S = 0.01

@@ -33,8 +33,8 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from luminosity import LuminosityRunner, Snapshot
 from luminosity.engine import run as engine_run
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.monitor.sampling import TreeMemory
 from luminosity.events import Event
+from luminosity.runs.sampling import TreeMemory
 
 KEYS = 10_000
 POLL_S = 0.02  # how long the source waits if there is no record

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from luminosity import without_tensorflow
-from luminosity.noise import quiet
+from luminosity.beam_fixes import without_tensorflow
+from luminosity.beam_fixes.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare

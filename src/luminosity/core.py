@@ -95,7 +95,7 @@ LOADS_MODELS = "luminosity:loads_models"
 ACCELERATORS = "luminosity:accelerators"
 """Annotation of steps that run models: the kinds of accelerators that the models use, such as "gpu" or "gpu,tpu".
 
-"none" if they never use one, "unknown" if their handlers do not say. See ``luminosity/_accelerators.py``."""
+"none" if they never use one, "unknown" if their handlers do not say. See ``luminosity/_shared/accelerators.py``."""
 
 BUNDLES_PER_DEVICE = "luminosity:bundles_per_device"
 """Annotation of steps that run models: how many of their bundles a worker with a device runs at once."""
@@ -170,7 +170,7 @@ class InferenceMetrics:
     LINE_PRODUCT: Final = "line_cost_micro_secs"
     HIGH: Final = "_high"  # how the names of counters of multiples end
     LATENCY: Final = (
-        "batch_ms"  # how the names of counters of batches by their time begin, see luminosity.kafka_metrics
+        "batch_ms"  # how the names of counters of batches by their time begin, see luminosity._shared.kafka_metrics
     )
 
     ALL: Final = frozenset(

@@ -153,7 +153,7 @@ class LuminosityError(Exception):
 
         ``traceback.print_exception(error)`` prints all frames.
         """
-        from luminosity._notebook import render_error
+        from luminosity._shared.notebook import render_error
 
         return render_error(self, f"{type(self).__name__}: {self}")
 
@@ -296,7 +296,7 @@ class RunFailed(LuminosityError, RuntimeError):
         self.summary = summary or message
 
     def _render_traceback_(self) -> list[str]:
-        from luminosity._notebook import render_error
+        from luminosity._shared.notebook import render_error
 
         return render_error(self, _joined(self.summary, self.fix.python if self.fix else ""), self.traceback)
 

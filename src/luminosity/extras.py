@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from luminosity._notebook import is_in_ipython
+from luminosity._shared.notebook import is_in_ipython
 from luminosity.errors import MissingExtra
 
 __all__ = ["check", "check_notebook", "install_command", "require"]

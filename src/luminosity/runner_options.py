@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity._flags import RUNNER_FLAGS, add_arguments
+from luminosity._shared.flags import RUNNER_FLAGS, add_arguments
 
 __all__ = ["LuminosityOptions"]
 
@@ -27,5 +27,5 @@ class LuminosityOptions(PipelineOptions):
     def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
         # EngineConfig checks the values: its messages say more than argparse's.
         add_arguments(parser, RUNNER_FLAGS, cls.defaults)
-        # Set when the pipeline is built: the identity that its steps have, see luminosity/run_ids.py.
+        # Set when the pipeline is built: the identity that its steps have, see luminosity/runs/run_ids.py.
         parser.add_argument("--checkpoint_run", help=argparse.SUPPRESS)

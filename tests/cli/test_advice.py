@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import luminosity
-from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS
+from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity.cli import exits
 from luminosity.cli.main import main
 from luminosity.errors import Fix, TableError

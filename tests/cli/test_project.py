@@ -10,7 +10,7 @@ import pytest
 
 from luminosity.cli.project import command
 from luminosity.cli.project.command import run_project
-from luminosity.manifest.places import Place
+from luminosity.runs.manifest.places import Place
 
 _COPY = """\
 import sys

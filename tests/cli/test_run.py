@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import RunEnded, RunStarted, Snapshot
 from luminosity.inference.options import ModelOptions
 from luminosity.runner_options import LuminosityOptions
+from luminosity.runs.recorder import Recorder
 from tests.warm import run_module
 
 _PIPELINE = """

@@ -20,7 +20,7 @@ from luminosity.dataflow.check import CheckedJob, check_job
 from luminosity.dataflow.hint_checks import check_hints
 from luminosity.dataflow.need_checks import check_needs
 from luminosity.dataflow.steps import Step
-from luminosity.manifest.places import Effects
+from luminosity.runs.manifest.places import Effects
 
 _ACCELERATOR = "type:nvidia-l4;count:1;install-nvidia-driver"
 _URN = "beam:resources:{}:v1"

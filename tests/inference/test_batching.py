@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luminosity._cost_line import CostLine
+from luminosity._shared.cost_line import CostLine
 from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning

@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import LuminosityRunner, WriteLance, WriteQdrant, WriteTable
-from luminosity._locks import try_lock
+from luminosity._shared.locks import try_lock
 from luminosity.core import TEMPORARY_FOLDER
 from luminosity.engine.options import EngineConfig
 from luminosity.errors import StoreError, WriteError
@@ -36,7 +36,7 @@ from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile
 from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn, finish
 from luminosity.io.writing.open_files import OpenFiles
-from luminosity.run_ids import META_KEY, CheckpointedRun, RunIdentity, machine_name, run_identity, run_to_store
+from luminosity.runs.run_ids import META_KEY, CheckpointedRun, RunIdentity, machine_name, run_identity, run_to_store
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.written import rows_of
 from tests.streams import names_in, stream_of, tables
@@ -226,7 +226,7 @@ def test_other_runs_leave_what_may_be_continued(tmp_path: Path) -> None:
 
 def _applied(tmp_path: Path, sink: beam.PTransform[Any, Any], identity: RunIdentity, *, is_stream: bool = False) -> Any:
     """Return the proto of a pipeline that is built but does not run."""
-    from luminosity import run_ids
+    from luminosity.runs import run_ids
 
     pipeline = beam.Pipeline(runner=LuminosityRunner())
     run_ids._identities[pipeline] = identity  # pyright: ignore[reportPrivateUsage]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import (
     CheckpointView,
     DeviceView,
@@ -28,6 +27,7 @@ from luminosity.events import (
     WorkerStarted,
     WorkerView,
 )
+from luminosity.runs.recorder import Recorder
 
 STARTED_AT = 1_760_000_000.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from luminosity.engine.monitor.records import Record
 from luminosity.events import (
     DeviceInfo,
     DeviceView,
@@ -20,6 +19,7 @@ from luminosity.events import (
     WorkerStarted,
     WorkerView,
 )
+from luminosity.runs.records import Record
 
 GIB = 1 << 30
 MACHINE = MachineInfo(4, 32 * GIB, (DeviceInfo("gpu:0", "Tesla T4", 16 * GIB),))

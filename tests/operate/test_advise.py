@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from luminosity.cli.main import main
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Record
-from luminosity.engine.observe.run_names import RunName
+from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.resources.fitting import load_hints
 from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, Resources, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
@@ -22,6 +20,8 @@ from luminosity.operate.advice.plan_hints import hints_for_plan
 from luminosity.operate.advice.prediction import asked_needs, predict
 from luminosity.operate.advice.rules import Advice
 from luminosity.operate.cost.prices import load_prices
+from luminosity.runs import records
+from luminosity.runs.records import Record
 from tests.operate.made_up import GIB, run_of, run_of_one_pool
 
 

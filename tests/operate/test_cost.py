@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from luminosity.engine.monitor.records import Record
 from luminosity.errors import OptionError
 from luminosity.events import (
     DeviceInfo,
@@ -26,6 +25,7 @@ from luminosity.events import (
 )
 from luminosity.operate.cost.bill import bill_of
 from luminosity.operate.cost.prices import load_prices
+from luminosity.runs.records import Record
 
 GIB = 1 << 30
 CPU = PoolInfo("cpu", 2, 1, cores_per_worker=1.0, ram_per_worker=2 * GIB)

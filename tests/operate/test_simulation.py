@@ -11,7 +11,6 @@ import pytest
 
 from luminosity.cli.main import main
 from luminosity.cli.simulate.parsing import pool
-from luminosity.engine.monitor.records import Record
 from luminosity.errors import OptionError, RecordError
 from luminosity.events import (
     InferenceView,
@@ -34,6 +33,7 @@ from luminosity.operate.simulation.fitting import fit
 from luminosity.operate.simulation.forecast import forecast
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario
 from luminosity.operate.simulation.workload import AutoscaleRange, PoolModel, StageModel, Workload
+from luminosity.runs.records import Record
 from tests.operate.made_up import GIB, T4, run_of_one_pool
 
 READ = StageModel("read", "Read", "cpu", seconds_per_row=0.01)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.answering.excerpts import clean
 
 __all__ = ["Answer", "Bullet", "Outcome", "SourceRow"]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.answering.answer import Answer, Bullet, Outcome, SourceRow
 from luminosity.answering.excerpts import sentences_of, words_of
 from luminosity.answering.parsing import parse_answer

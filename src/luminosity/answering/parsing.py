@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.answering.answer import Bullet
 from luminosity.answering.excerpts import clean, is_instruction, sentences_of, shared_share
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from luminosity._text import did_you_mean, list_some, shorten_repr
+from luminosity._shared.text import did_you_mean, list_some, shorten_repr
 from luminosity.errors import Fix, InvalidArgument, InvalidType
 from luminosity.io.stores.qdrant_collection import check_filter
 

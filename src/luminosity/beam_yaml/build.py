@@ -16,7 +16,7 @@ from apache_beam.yaml.yaml_utils import SafeLineLoader
 from jsonschema import Draft7Validator
 from jsonschema.exceptions import best_match
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.beam_yaml.providers import all_providers, needs_java, options_of
 from luminosity.beam_yaml.scope import table_scopes
 from luminosity.beam_yaml.source import Source, transforms_of

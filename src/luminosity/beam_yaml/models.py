@@ -9,7 +9,7 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
 import luminosity
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidArgument, OptionError
 from luminosity.inference.enrich.column import Column, model_of
 from luminosity.inference.model_names import named_handler

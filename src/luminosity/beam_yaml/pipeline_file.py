@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 # Registers the options of the runner and of models.
 import luminosity.engine.options  # pyright: ignore[reportUnusedImport]
 import luminosity.inference.options  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.beam_yaml.build import build
 from luminosity.beam_yaml.source import Source, transforms_of
 from luminosity.errors import InvalidArgument, OptionError, RunFailed

@@ -13,7 +13,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.yaml.yaml_transform import expand_jinja, strip_leading_comments
 from apache_beam.yaml.yaml_utils import SafeLineLoader
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import PipelineFileError
 
 __all__ = ["Source", "transforms_of"]

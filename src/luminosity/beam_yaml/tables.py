@@ -15,7 +15,7 @@ import pyarrow as pa
 from apache_beam.pvalue import PBegin
 from apache_beam.typehints.row_type import RowTypeConstraint
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import InvalidArgument
 from luminosity.tables.rows import RowsFromTable, TableFromRows
 from luminosity.tables.types import fields_of, row_hint

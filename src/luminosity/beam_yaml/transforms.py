@@ -18,7 +18,7 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.beam_yaml.evaluating import describe, evaluate
 from luminosity.beam_yaml.models import HANDLERS, check_keys, column_of, output_type_of, type_of
 from luminosity.beam_yaml.tables import (

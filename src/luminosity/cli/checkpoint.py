@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity._text import format_bytes
-from luminosity.engine.monitor.views import words
+from luminosity._shared.text import format_bytes
+from luminosity.runs.views import words
 
 if TYPE_CHECKING:
     from luminosity.engine.durable.inspection import Inspection, StoredStep

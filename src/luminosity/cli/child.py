@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from luminosity.manifest.manifest import STARTED_BY
+from luminosity.runs.manifest.manifest import STARTED_BY
 
 __all__ = ["run_child"]
 

@@ -15,9 +15,9 @@ from collections.abc import Collection, Generator, Mapping
 from types import FrameType
 from typing import NoReturn
 
-from luminosity._user_code import from_user_code
+from luminosity._shared.user_code import from_user_code
 from luminosity.errors import LuminosityError
-from luminosity.manifest.masking import mask_text
+from luminosity.runs.manifest.masking import mask_text
 
 __all__ = [
     "DIFFERENT",

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS
-from luminosity._process_limits import limits_named
+from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity.cli.exits import (
     FAILED,
     WRONG_USE,
@@ -23,8 +22,9 @@ from luminosity.cli.exits import (
     set_options,
     sigterm_as_ctrl_c,
 )
+from luminosity.engine.process_limits import limits_named
 from luminosity.errors import LuminosityError, ResourcesExceeded
-from luminosity.manifest.surroundings import remember_command
+from luminosity.runs.manifest.surroundings import remember_command
 
 __all__ = ["import_commands", "main"]
 

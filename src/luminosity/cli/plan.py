@@ -139,9 +139,9 @@ def _print_hints(console: Console, config: EngineConfig) -> None:
     """Print which steps a resource hint would help, if a recorded run of the same pipeline shows it."""
     from rich.text import Text
 
-    from luminosity.engine.monitor.records import folder
-    from luminosity.engine.observe.run_names import RunName
+    from luminosity.engine.reporting.run_names import RunName
     from luminosity.operate.advice.plan_hints import hints_for_plan
+    from luminosity.runs.records import folder
 
     helped = hints_for_plan(RunName.of(config.job_name), folder(config.run_dir))
     if helped:

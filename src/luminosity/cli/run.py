@@ -10,11 +10,11 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-from luminosity._flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
+from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
+from luminosity.beam_fixes.lean_beam import import_beam
 from luminosity.cli.exits import FAILED, WRONG_USE, fail, script_failed
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
-from luminosity.lean_beam import import_beam
 
 __all__ = ["add_to", "is_yaml", "own_options", "problem", "run", "run_script"]
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.cli.numbers import count
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Damaged, Record
-from luminosity.engine.monitor.views import words
 from luminosity.errors import RecordError
+from luminosity.runs import records
+from luminosity.runs.records import Damaged, Record
+from luminosity.runs.views import words
 
 __all__ = ["add_folder_option", "add_to", "chosen_folder", "runs"]
 

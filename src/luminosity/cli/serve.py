@@ -9,8 +9,8 @@ import sys
 import traceback
 from typing import Any
 
-from luminosity import _descendants
-from luminosity._text import parse_size
+from luminosity._shared import descendants
+from luminosity._shared.text import parse_size
 from luminosity.cli.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
@@ -91,16 +91,16 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     require("starlette", "serve")
     require("uvicorn", "serve")
-    from luminosity._web_server import listen, url_of
-    from luminosity._web_server import serve as run_server
     from luminosity.inference.serving.app import Limits, app_of
     from luminosity.inference.serving.kserve_api import declared_inputs
     from luminosity.inference.serving.served_model import ServedModel
+    from luminosity.operate.web_server import listen, url_of
+    from luminosity.operate.web_server import serve as run_server
 
     limits = Limits(waiting=_waiting(parsed.max_waiting), body_bytes=_body_bytes(parsed.max_body))
     inputs = declared_inputs(parsed.input)
     with listen(parsed.host, parsed.port) as listener:
-        _descendants.join(_descendants.Keeper.shared().family)  # what the handler starts ends with this process
+        descendants.join(descendants.Keeper.shared().family)  # what the handler starts ends with this process
         model = ServedModel(handler_of(parsed.handler), name, inputs)
         try:
             model.load()

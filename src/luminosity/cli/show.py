@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.cli import runs
-from luminosity.engine.monitor.records import Record, find
-from luminosity.engine.monitor.views import inference, kafka, words
-from luminosity.engine.monitor.views.summary import summary
 from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
-from luminosity.manifest.manifest import load
+from luminosity.runs.manifest.manifest import load
+from luminosity.runs.records import Record, find
+from luminosity.runs.views import inference, kafka, words
+from luminosity.runs.views.summary import summary
 
 __all__ = ["add_to", "show"]
 

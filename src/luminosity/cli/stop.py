@@ -11,11 +11,11 @@ from typing import Any
 
 from luminosity.cli import runs
 from luminosity.cli.exits import FAILED, fail
-from luminosity.engine.monitor import requests
-from luminosity.engine.monitor.records import Record, find
-from luminosity.engine.monitor.requests import Action
-from luminosity.engine.monitor.views import words
 from luminosity.errors import RecordError
+from luminosity.runs import requests
+from luminosity.runs.records import Record, find
+from luminosity.runs.requests import Action
+from luminosity.runs.views import words
 
 __all__ = ["add_to", "end", "end_by_checkpoint"]
 
@@ -129,7 +129,7 @@ def end_by_checkpoint(folder: str, action: Action, timeout_s: float) -> int:
     Raises :class:`CheckpointError` if there is no checkpoint in the folder, and :class:`RecordError` if no run uses it.
     """
     from luminosity.engine.durable.inspection import inspect  # these import Beam
-    from luminosity.run_ids import is_at_work
+    from luminosity.runs.run_ids import is_at_work
 
     found = inspect(folder)
     if not is_at_work(folder):

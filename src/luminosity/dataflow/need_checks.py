@@ -16,12 +16,12 @@ import apache_beam
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 from apache_beam.portability import common_urns
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.dataflow.capture import default_image
 from luminosity.dataflow.findings import Finding, error, warning
 from luminosity.dataflow.steps import Step
-from luminosity.manifest.digests import is_local
-from luminosity.manifest.places import Effects
+from luminosity.runs.manifest.digests import is_local
+from luminosity.runs.manifest.places import Effects
 
 __all__ = ["check_needs"]
 

@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 
-from luminosity._flags import RUNNER_FLAGS
+from luminosity._shared.flags import RUNNER_FLAGS
 from luminosity.dataflow.capture import DATAFLOW_RUNNER, CapturedPipeline
 from luminosity.dataflow.findings import Finding, error, warning
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from luminosity._accelerators import read_accelerators
+from luminosity._shared.accelerators import read_accelerators
 from luminosity.core import ACCELERATORS
 from luminosity.engine.resources.hints import describe_hints
 

@@ -13,7 +13,7 @@ from math import nan
 from typing import Any
 from urllib.parse import quote
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.drift.result import MMDTestResult
 from luminosity.errors import DriftError
 

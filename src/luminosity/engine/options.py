@@ -19,14 +19,14 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
 )
 
-from luminosity._accelerators import parse_accelerator
-from luminosity._flags import RUNNER_FLAGS
-from luminosity._text import parse_size, printable, shorten
+from luminosity._shared.accelerators import parse_accelerator
+from luminosity._shared.flags import RUNNER_FLAGS
+from luminosity._shared.text import parse_size, printable, shorten
 from luminosity.core import machine_ram_bytes
 from luminosity.engine.ignored_options import WORKER_ACCELERATOR, warn_of_ignored
 from luminosity.errors import OptionError
-from luminosity.run_ids import run_to_store
 from luminosity.runner_options import LuminosityOptions
+from luminosity.runs.run_ids import run_to_store
 
 __all__ = ["EngineConfig", "check_ray_address", "job_name"]
 

@@ -11,7 +11,7 @@ from apache_beam.portability.api import metrics_pb2
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiMetrics
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from luminosity._notebook import shorten_error
+from luminosity._shared.notebook import shorten_error
 from luminosity.engine.run import FinishedRun, Run
 from luminosity.engine.termination import Terminated
 from luminosity.errors import RunFailed

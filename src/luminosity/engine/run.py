@@ -19,19 +19,12 @@ from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.monitor.manifests import manifest_writer
-from luminosity.engine.monitor.recorder import recorder
-from luminosity.engine.monitor.requests import Action, RequestWatcher
-from luminosity.engine.monitor.sampling import Sampler
-from luminosity.engine.monitor.subscribers import EventStream
-from luminosity.engine.monitor.views import live
-from luminosity.engine.monitor.views.notebook import kept_events
-from luminosity.engine.observe.reporter import Reporter
-from luminosity.engine.observe.run_names import script_name
-from luminosity.engine.observe.snapshots import Snapshots
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
+from luminosity.engine.reporting.reporter import Reporter
+from luminosity.engine.reporting.run_names import script_name
+from luminosity.engine.reporting.snapshots import Snapshots
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.resources.machine import Machine
@@ -41,7 +34,14 @@ from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MachineInfo, MemoryUse, Subscriber
-from luminosity.manifest.places import Effects
+from luminosity.runs.manifest.places import Effects
+from luminosity.runs.manifests import manifest_writer
+from luminosity.runs.recorder import recorder
+from luminosity.runs.requests import Action, RequestWatcher
+from luminosity.runs.sampling import Sampler
+from luminosity.runs.subscribers import EventStream
+from luminosity.runs.views import live
+from luminosity.runs.views.notebook import kept_events
 
 if TYPE_CHECKING:
     from luminosity.engine.cluster.session import Session

@@ -12,15 +12,15 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms import environments
 
-from luminosity._process_limits import check_address_space, limits_named
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
-from luminosity.engine.observe.run_names import script_name
 from luminosity.engine.options import EngineConfig, job_name
 from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import expanded
 from luminosity.engine.prepare import Prepared, prepare, worker_environment
+from luminosity.engine.process_limits import check_address_space, limits_named
+from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.result import LuminosityResult
 from luminosity.engine.run import FinishedRun, Run

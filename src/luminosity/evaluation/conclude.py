@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import EvaluationError, Fix
 from luminosity.evaluation.bootstrap import Resampler, interval_of, quantile_interval, wilson
 from luminosity.evaluation.distinct_rows import DistinctRows

@@ -130,7 +130,7 @@ class Evaluation:
     def metric(self, name: str) -> Metric:
         """Return a metric by name. Raises an error that lists the names if it is not there."""
         if name not in self.metrics:
-            from luminosity._text import did_you_mean
+            from luminosity._shared.text import did_you_mean
 
             raise EvaluationError(
                 f"found no metric {name!r}, expected one of {', '.join(self.metrics)}",

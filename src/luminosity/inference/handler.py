@@ -13,7 +13,7 @@ import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from typing_extensions import TypedDict, Unpack
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidType
 from luminosity.inference.batching.limits import Limits
 from luminosity.inference.blocks import Block, rows, size

@@ -11,8 +11,8 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-from luminosity._flags import MODEL_FLAGS, add_arguments
-from luminosity._text import parse_size
+from luminosity._shared.flags import MODEL_FLAGS, add_arguments
+from luminosity._shared.text import parse_size
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Generator
 
-from luminosity._locks import locked
+from luminosity._shared.locks import locked
 
 __all__ = ["lock_folder"]
 

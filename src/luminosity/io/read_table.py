@@ -13,7 +13,7 @@ import apache_beam as beam
 import pyarrow as pa
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.core import READS
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format

@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.options.value_provider import RuntimeValueProvider
 
-from luminosity._text import first_line
+from luminosity._shared.text import first_line
 
 __all__ = ["explain_remote", "give_options"]
 

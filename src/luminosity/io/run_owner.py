@@ -12,8 +12,8 @@ import os
 import re
 from dataclasses import dataclass
 
-from luminosity._text import shorten
-from luminosity.run_ids import CheckpointedRun, RunIdentity, machine_name
+from luminosity._shared.text import shorten
+from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, machine_name
 
 __all__ = ["RunOwner", "owner_in_name", "owner_of"]
 

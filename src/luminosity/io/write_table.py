@@ -31,7 +31,7 @@ from luminosity.io.writing.window_files import (
 )
 from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
-from luminosity.run_ids import run_identity
+from luminosity.runs.run_ids import run_identity
 
 __all__ = ["WriteTable"]
 

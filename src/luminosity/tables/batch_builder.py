@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import Fix, TableError
 from luminosity.tables.from_python import array_of, first_failing, fits, has_open_type, inferred

@@ -11,7 +11,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import Fix, InvalidArgument, TableError
 from luminosity.tables.map_table import MapTable
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import InvalidArgument, KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.record import KafkaRecord

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
 from luminosity.engine.cluster import shipping, working_folder
 from luminosity.engine.cluster.working_folder import choose
 from luminosity.inference.files.local import local_copy
-from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 
 @pytest.fixture

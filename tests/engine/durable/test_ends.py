@@ -21,8 +21,8 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.cli import stop
 from luminosity.cli.main import main
-from luminosity.engine.monitor import records, requests
 from luminosity.errors import CheckpointError, OptionError, RecordError
+from luminosity.runs import records, requests
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, start
 

@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity import LuminosityRunner
-from luminosity._hangs import Wait
+from luminosity._shared.hangs import Wait
 from luminosity.engine.data import wire
 from luminosity.engine.loop import failures, stalls
 from luminosity.engine.loop.stalls import Quiet, Stall, Stalls, StallTimes

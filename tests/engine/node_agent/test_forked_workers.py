@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from luminosity._text import ENDED_WHILE_STOPPED, describe_exit
+from luminosity._shared.text import ENDED_WHILE_STOPPED, describe_exit
 from luminosity.engine.node_agent import forked_workers
 from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.workers.request import WorkerRequest

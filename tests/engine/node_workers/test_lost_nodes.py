@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from luminosity._text import LOST_WITH_NODE, describe_exit
+from luminosity._shared.text import LOST_WITH_NODE, describe_exit
 from luminosity.engine.cluster import shared_folder
 from luminosity.engine.loop.failures import MAX_ATTEMPTS, Failures
 from luminosity.engine.workers.failure import Failure

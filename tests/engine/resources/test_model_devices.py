@@ -20,7 +20,7 @@ from apache_beam.ml.inference.sklearn_inference import SklearnModelHandlerNumpy
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import Column, Enrich, Handler, JaxModelHandler, RunInference, SentenceEmbedder, TorchModelHandler
-from luminosity._accelerators import accelerators_of
+from luminosity._shared.accelerators import accelerators_of
 from luminosity.core import WorkerShare
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import Machine

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from luminosity import _descendants
+from luminosity._shared import descendants
 from tests.leaving import SCRIPT, WAYS, running
 from tests.processes import fork_servers_of, wait_for, workers_of
 from tests.runners import IS_CLUSTER, IS_REFERENCE
@@ -120,6 +120,6 @@ os._exit(0)
 def test_where_processes_cannot_be_marked_their_group_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True) as owner:
         started = psutil.Process(int(owner.communicate(timeout=_PATIENCE_S)[0]))
-    monkeypatch.setattr(_descendants, "can_mark", lambda: False)
-    _descendants.end_group(owner.pid)
+    monkeypatch.setattr(descendants, "can_mark", lambda: False)
+    descendants.end_group(owner.pid)
     assert wait_for(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE, _PATIENCE_S)

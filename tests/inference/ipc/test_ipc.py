@@ -24,7 +24,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from luminosity import _descendants
+from luminosity._shared import descendants
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.ipc import client, server
@@ -149,7 +149,7 @@ def test_after_a_kill_the_next_gets_a_new_host(run_id: str) -> None:
 
 
 def _work(family: int, run_id: str, seen: Any) -> None:
-    _descendants.join(family)
+    descendants.join(family)
     with connect(run_id, _ECHO) as channel:
         first = ask(channel, "start")
         os.kill(ask(channel, "pid"), signal.SIGKILL)
@@ -159,11 +159,11 @@ def _work(family: int, run_id: str, seen: Any) -> None:
 
 
 def _run_a_worker(run_id: str, seen: Any) -> None:
-    family = _descendants.Keeper.shared().family
+    family = descendants.Keeper.shared().family
     worker = multiprocessing.get_context("fork").Process(target=_work, args=(family, run_id, seen))
     worker.start()
     worker.join(_WAIT_S)
-    _descendants.end_owned_by(family, [worker.pid or 0])
+    descendants.end_owned_by(family, [worker.pid or 0])
     seen.send("the worker has ended")
     threading.Event().wait(_WAIT_S)
 

@@ -12,9 +12,9 @@ from apache_beam.metrics import MetricsFilter
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from luminosity import ReadKafka, WriteKafka
+from luminosity._shared.kafka_metrics import BUCKET_LIMITS_MS, bucket_counts, percentile_ms
 from luminosity.io.kafka.reading.read_metrics import ReadMetrics
 from luminosity.io.kafka.write_metrics import WriteMetrics
-from luminosity.kafka_metrics import BUCKET_LIMITS_MS, bucket_counts, percentile_ms
 from luminosity.testing import KafkaBroker
 
 _HOUR_MS = 3_600_000

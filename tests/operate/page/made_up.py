@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import (
     BundleRetried,
     CheckpointDone,
@@ -26,6 +25,7 @@ from luminosity.events import (
     WorkerLost,
     WorkerStarted,
 )
+from luminosity.runs.recorder import Recorder
 from tests.operate.page.flow import Flow, Part
 
 __all__ = ["ATTACK", "batch", "ended", "failing", "hostile", "many_stages", "record", "stream"]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.events import BundleStalled, Event, PoolView, RunEnded, Snapshot, StageView, StallView
+from luminosity.runs.recorder import Recorder
 from tests.operate.page import made_up, one_run
 from tests.operate.page.browsing import Served, Tab, free_port, launched, served
 from tests.operate.page.drift_made_up import drift_history

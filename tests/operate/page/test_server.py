@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.errors import OptionError
 from luminosity.events import BundleRetried, LogMessage, RunEnded, Snapshot, StageView, WorkerLost
 from luminosity.operate.cost.prices import load_prices
@@ -24,6 +23,7 @@ from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.event_stream import Streams
 from luminosity.operate.page.listening import bind
 from luminosity.operate.page.run_data import RunFiles
+from luminosity.runs.recorder import Recorder
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings, snapshot
 
 _TOKEN = "t" * 43
@@ -291,7 +291,7 @@ def test_large_runs_are_packed_and_read_once(app: Any, folder: Path, monkeypatch
         recorder(event)
     plain = ask(app, f"/api/runs/{RUN}")
     assert ask(app, "/api/runs").json["runs"][0]["elements"] == 300
-    monkeypatch.setattr("luminosity.engine.monitor.records.contents", None)  # a second reading would fail
+    monkeypatch.setattr("luminosity.runs.records.contents", None)  # a second reading would fail
     packed = ask(app, f"/api/runs/{RUN}", _SIGNED_IN | {"accept-encoding": "br, gzip"})
     assert packed.headers["content-encoding"] == "gzip"
     assert gzip.decompress(packed.body) == plain.body

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from luminosity.engine.monitor.recorder import Recorder
 from luminosity.operate.page.access import TOKEN_FILE, Access
+from luminosity.runs.recorder import Recorder
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings
 from tests.processes import wait_for
 from tests.warm import WarmProcess

@@ -7,14 +7,14 @@ import json
 import os
 from typing import Any
 
-from luminosity._text import list_some, parse_duration
+from luminosity._shared.text import list_some, parse_duration
 from luminosity.cli import runs
 from luminosity.cli.advise.report import print_report
 from luminosity.cli.output import json_text
-from luminosity.engine.monitor.records import find
 from luminosity.errors import OptionError, WriteError
 from luminosity.operate.cost.prices import load_prices
 from luminosity.report_page.document import write_page
+from luminosity.runs.records import find
 
 __all__ = ["add_to"]
 

@@ -11,10 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from luminosity._text import format_bytes, format_size, list_some
-from luminosity.engine.monitor.views.words import duration, percent
+from luminosity._shared.text import format_bytes, format_size, list_some
 from luminosity.operate.cost.bill import Bill, money
 from luminosity.operate.cost.prices import LEAST_SAVING
+from luminosity.runs.views.words import duration, percent
 
 if TYPE_CHECKING:
     from luminosity.operate.advice.advise import Report

@@ -12,7 +12,7 @@ import re
 import time
 from typing import Any
 
-from luminosity._text import did_you_mean, list_some, shorten
+from luminosity._shared.text import did_you_mean, list_some, shorten
 from luminosity.answering import Answer, Answerer, Question
 from luminosity.answering.default_models import default_embedder
 from luminosity.answering.retrieval import Retriever, SearchSettings

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.core import usable_cores
 from luminosity.inference.tuning.advice import flags, handler_code, sentences
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._text import printable, shorten
+from luminosity._shared.text import printable, shorten
 from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.table_options import TableReader, csv_arguments

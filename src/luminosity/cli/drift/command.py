@@ -6,10 +6,10 @@ import argparse
 from functools import partial
 from typing import Any
 
-from luminosity._process_limits import check_address_space
 from luminosity.cli.exits import FAILED, fail
 from luminosity.cli.numbers import at_least, count, fraction, number, whole_number
 from luminosity.cli.table_options import add_table_options
+from luminosity.engine.process_limits import check_address_space
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]

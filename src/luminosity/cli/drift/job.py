@@ -109,7 +109,7 @@ def open_sources(parsed: argparse.Namespace, reader: TableReader) -> tuple[Sourc
     if columns and are_arrays:
         raise OptionError("--column is for tables, but both samples are NumPy arrays, which have no columns")
     if not are_arrays:
-        from luminosity.lean_beam import import_beam
+        from luminosity.beam_fixes.lean_beam import import_beam
 
         import_beam()
     of_reference, of_current = csv_arguments(parsed, parsed.reference, parsed.current)

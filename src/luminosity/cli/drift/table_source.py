@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.cli.table_options import TableReader
 from luminosity.errors import DriftError, OptionError
 

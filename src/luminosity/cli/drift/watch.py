@@ -6,9 +6,9 @@ import argparse
 from datetime import timedelta
 from typing import Any
 
-from luminosity._process_limits import check_address_space
-from luminosity._text import parse_duration
+from luminosity._shared.text import parse_duration
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.engine.process_limits import check_address_space
 from luminosity.errors import LuminosityError, OptionError
 
 __all__ = ["NAME", "add_to"]

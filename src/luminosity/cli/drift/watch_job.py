@@ -66,7 +66,7 @@ def silence(config: WatchConfig, key: str, length: timedelta) -> int:
     with state_to_change(path) as state:
         known = {name for memory in state.watches.values() for name in memory.keys if name}
         if key != "*" and known and key not in known:
-            from luminosity._text import did_you_mean, list_some
+            from luminosity._shared.text import did_you_mean, list_some
 
             raise OptionError(
                 f"found no key {key!r} in the history, expected one of {list_some(sorted(known), 10)}, or '*'",
@@ -141,7 +141,7 @@ def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, Sample
     found: dict[Any, list[SampledRows]] = {}
     for file in files:
         if not file.lower().endswith(".npy"):
-            from luminosity.lean_beam import import_beam
+            from luminosity.beam_fixes.lean_beam import import_beam
 
             import_beam()
         source = open_source(file, watch.columns, TableReader("drift watch"), watch.by)

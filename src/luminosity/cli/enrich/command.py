@@ -6,15 +6,15 @@ import argparse
 import sys
 from typing import Any
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
+from luminosity.beam_fixes.lean_beam import import_beam
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.cli.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.numbers import count
 from luminosity.cli.table_options import add_csv_options
-from luminosity.engine.observe.run_names import RunName
+from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
-from luminosity.lean_beam import import_beam
 
 __all__ = ["add_to", "enrich"]
 

@@ -22,10 +22,10 @@ from luminosity.cli.enrich.progress import RowProgress
 from luminosity.cli.enrich.report import print_report
 from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
 from luminosity.cli.table_options import csv_arguments, tell_doubts
-from luminosity.engine.monitor.views.live import is_live
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
+from luminosity.runs.views.live import is_live
 
 __all__ = ["Job", "advise", "run"]
 

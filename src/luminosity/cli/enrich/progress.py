@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from luminosity._text import shorten
-from luminosity.engine.monitor.views import words
-from luminosity.engine.monitor.views.terminal import Terminal
+from luminosity._shared.text import shorten
 from luminosity.events import Event, RunEnded, Snapshot
+from luminosity.runs.views import words
+from luminosity.runs.views.terminal import Terminal
 
 if TYPE_CHECKING:
     from luminosity.io.reading.readers import RowCount

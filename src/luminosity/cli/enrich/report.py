@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity import ReadTable
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.cli.exits import print_ignoring_closed_pipe
 from luminosity.core import InferenceMetrics
 

@@ -23,7 +23,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityOptions
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.core import InferenceMetrics
 from luminosity.engine.durable.inspection import saved_counters
@@ -32,7 +32,7 @@ from luminosity.errors import CheckpointError, CheckpointFailed, LuminosityError
 from luminosity.io.folder_access import why_not_writable
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.readers import RowCount
-from luminosity.run_ids import is_at_work
+from luminosity.runs.run_ids import is_at_work
 
 __all__ = ["Command", "ResumableRun", "checkpointed", "find_run", "places", "rows_of"]
 

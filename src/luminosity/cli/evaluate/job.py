@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-from luminosity._text import printable
+from luminosity._shared.text import printable
 from luminosity.cli.exits import NOT_MET, print_ignoring_closed_pipe
 from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.table_options import TableReader, csv_arguments

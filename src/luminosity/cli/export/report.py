@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.dataflow.findings import Finding
 from luminosity.dataflow.steps import name_steps
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.cli.child import run_child
 from luminosity.cli.exits import FAILED, WRONG_USE, fail
 from luminosity.cli.project.project_file import Project, Step
 from luminosity.cli.project.step_state import StepState, inputs_of, save_state, why_to_run
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.views import words
 from luminosity.errors import LuminosityError, OptionError
-from luminosity.manifest import manifest as manifests
-from luminosity.manifest.digests import files_of, is_local
-from luminosity.manifest.manifest import Manifest
+from luminosity.runs import records
+from luminosity.runs.manifest import manifest as manifests
+from luminosity.runs.manifest.digests import files_of, is_local
+from luminosity.runs.manifest.manifest import Manifest
+from luminosity.runs.views import words
 
 __all__ = ["run_project"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import PipelineFileError
-from luminosity.manifest.digests import files_of
+from luminosity.runs.manifest.digests import files_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,11 +10,11 @@ from typing import Any
 
 from luminosity.cli.project.project_file import Project, Step
 from luminosity.errors import LuminosityError
-from luminosity.manifest import surroundings
-from luminosity.manifest.differences import compare_files, compare_packages, compare_places
-from luminosity.manifest.manifest import Manifest
-from luminosity.manifest.masking import mask_words
-from luminosity.manifest.places import Place, Sealed, seal
+from luminosity.runs.manifest import surroundings
+from luminosity.runs.manifest.differences import compare_files, compare_packages, compare_places
+from luminosity.runs.manifest.manifest import Manifest
+from luminosity.runs.manifest.masking import mask_words
+from luminosity.runs.manifest.places import Place, Sealed, seal
 
 __all__ = ["StepState", "inputs_of", "load_state", "save_state", "why_to_run"]
 

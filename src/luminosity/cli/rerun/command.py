@@ -19,13 +19,13 @@ from luminosity.cli.numbers import number
 from luminosity.cli.output import json_text
 from luminosity.cli.rerun.outcome import Outcome, compare_outputs, compare_reads
 from luminosity.cli.rerun.redirect import Redirected, copy_inputs, redirect, with_secrets
-from luminosity.engine.monitor import records
 from luminosity.errors import Fix, OptionError, RecordError
-from luminosity.manifest import manifest as manifests
-from luminosity.manifest.differences import Difference, differences_from_now
-from luminosity.manifest.digests import is_local
-from luminosity.manifest.manifest import Manifest
-from luminosity.manifest.places import Sealed
+from luminosity.runs import records
+from luminosity.runs.manifest import manifest as manifests
+from luminosity.runs.manifest.differences import Difference, differences_from_now
+from luminosity.runs.manifest.digests import is_local
+from luminosity.runs.manifest.manifest import Manifest
+from luminosity.runs.manifest.places import Sealed
 
 __all__ = ["add_to"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from luminosity.errors import LuminosityError
-from luminosity.manifest.differences import describe
-from luminosity.manifest.digests import files_of, is_local
-from luminosity.manifest.places import Place, Sealed, base_of, seal
+from luminosity.runs.manifest.differences import describe
+from luminosity.runs.manifest.digests import files_of, is_local
+from luminosity.runs.manifest.places import Place, Sealed, base_of, seal
 
 __all__ = ["Outcome", "compare_outputs", "compare_reads"]
 
@@ -85,7 +85,7 @@ def _by_step(places: tuple[Sealed, ...]) -> list[Sealed]:
 
 
 def _compare_rows(place: tuple[str, str, str], old: Any, new: Any, tolerance: float, note: str) -> Outcome:
-    from luminosity.manifest.contents import compare_tables  # imports pyarrow
+    from luminosity.runs.manifest.contents import compare_tables  # imports pyarrow
 
     found = compare_tables(old, new)
     also = f"; {note}" if note else ""
@@ -118,7 +118,7 @@ def _is_kept(before: Sealed, kept: str, since: float) -> tuple[bool, str]:
 
 def _table(place: Sealed, since: float) -> Any:
     """Read an output as a ``pyarrow.Table``; None if it is no table."""
-    from luminosity.manifest.contents import is_table, read_files
+    from luminosity.runs.manifest.contents import is_table, read_files
 
     if place.kind == "qdrant":
         return _points(place)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.errors import OptionError
-from luminosity.manifest.digests import files_of, is_local
-from luminosity.manifest.masking import MASK
+from luminosity.runs.manifest.digests import files_of, is_local
+from luminosity.runs.manifest.masking import MASK
 
 __all__ = ["Redirected", "copy_inputs", "redirect", "with_secrets"]
 

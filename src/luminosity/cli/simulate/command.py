@@ -88,13 +88,13 @@ def add_to(commands: Any) -> None:
 
 def _command(parsed: argparse.Namespace) -> int:
     from luminosity.cli.simulate.report import print_report, title
-    from luminosity.engine.monitor.records import find
     from luminosity.errors import WriteError
     from luminosity.operate.cost.prices import load_prices
     from luminosity.operate.simulation.forecast import forecast
     from luminosity.operate.simulation.picture import page
     from luminosity.operate.simulation.scenario import Scenario
     from luminosity.report_page.document import write_page
+    from luminosity.runs.records import find
 
     scenario = Scenario(
         rows=parsed.rows,

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.engine.monitor.views import words
 from luminosity.operate.simulation.forecast import Forecast
 from luminosity.operate.simulation.said import (
     check_sentence,
@@ -18,6 +17,7 @@ from luminosity.operate.simulation.said import (
     main_state,
     range_sentence,
 )
+from luminosity.runs.views import words
 
 __all__ = ["print_report", "title"]
 

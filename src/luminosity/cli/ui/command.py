@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from luminosity._shared_folders import who_else_writes
+from luminosity._shared.shared_folders import who_else_writes
 from luminosity.cli import runs
 from luminosity.cli.exits import interrupted, was_terminated
 from luminosity.errors import OptionError

@@ -11,7 +11,7 @@ from apache_beam.coders import PickleCoder
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.drift.online.detector import OnlineMMD
 from luminosity.drift.online.streams import DriftAlert, Stream, by_stream
 from luminosity.drift.online.windowed_statistic import Calibration, WindowedStatistic

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.drift.witness_function import Extremes
 from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from luminosity._text import list_some, shorten
+from luminosity._shared.text import list_some, shorten
 from luminosity.drift.rows import as_floats, is_number
 from luminosity.drift.sums.bins import hash_ids
 from luminosity.drift.transforms.columns import Columns, column_of, matrix_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
 
-from luminosity._text import parse_duration
+from luminosity._shared.text import parse_duration
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.judge import MONTH_S, ErrorBudget
 from luminosity.drift.watch.state import Silence, drift_folder

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from luminosity._text import describe_exit
+from luminosity._shared.text import describe_exit
 from luminosity.drift.watch.state import Alert
 from luminosity.errors import DriftError
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
 
-from luminosity._text import did_you_mean, parse_duration
+from luminosity._shared.text import did_you_mean, parse_duration
 from luminosity.errors import DriftError
 
 if sys.version_info >= (3, 11):

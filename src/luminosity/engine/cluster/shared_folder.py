@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.engine.resources.nodes import Node
 from luminosity.errors import OptionError, WorkerStartFailed
 

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.engine.cluster import nodes
 from luminosity.engine.cluster.shared_folder import ask_nodes
 from luminosity.engine.resources.nodes import Node
 from luminosity.errors import PathNotShared
-from luminosity.manifest.digests import files_of
-from luminosity.manifest.places import Effects, Place
+from luminosity.runs.manifest.digests import files_of
+from luminosity.runs.manifest.places import Effects, Place
 
 __all__ = ["SharedPaths"]
 

@@ -28,9 +28,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
 from luminosity.engine.cluster import packages
 from luminosity.engine.cluster.working_folder import WORK, choose
-from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 __all__ = ["Packed", "Sent", "check_versions", "pack", "unpack", "versions"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from types import ModuleType
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 
 __all__ = ["MODULES", "WORK", "Choice", "choose"]
 

@@ -10,7 +10,7 @@ from apache_beam.coders import coder_impl
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners import pipeline_context
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.debugging import savefile
 from luminosity.engine.debugging.savefile import Manifest, Part

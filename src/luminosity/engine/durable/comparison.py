@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.engine.durable.names import plain_step, quoted, unquoted
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.plan.graph import Graph

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Generator
 from functools import partial
 
-from luminosity import run_ids
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.durable.comparison import Comparison, fit
@@ -28,6 +27,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
+from luminosity.runs import run_ids
 
 __all__ = ["Checkpoint", "Resumption"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luminosity._locks import try_lock
-from luminosity._shared_folders import who_else_writes
-from luminosity._text import format_bytes
+from luminosity._shared.locks import try_lock
+from luminosity._shared.shared_folders import who_else_writes
+from luminosity._shared.text import format_bytes
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
 from luminosity.errors import CheckpointError, CheckpointFailed
 

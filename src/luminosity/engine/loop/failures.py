@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from luminosity._notebook import name_cells
-from luminosity._process_limits import explain_exit, oom_kills
-from luminosity._text import LOST_WITH_NODE, describe_exit
-from luminosity._user_code import fold, from_user_code
+from luminosity._shared.notebook import name_cells
+from luminosity._shared.text import LOST_WITH_NODE, describe_exit
+from luminosity._shared.user_code import fold, from_user_code
 from luminosity.engine.loop.bundle import Bundle, Search, slice_blocks
 from luminosity.engine.loop.stalls import Overdue, headline
 from luminosity.engine.plan.codecs import Codecs
+from luminosity.engine.process_limits import explain_exit, oom_kills
 from luminosity.engine.workers.elements import describe_input
 from luminosity.engine.workers.failure import Failure, describe_location
 from luminosity.errors import BlockLost, ElementKillsWorker, ElementTimeout, Fix, SpillFailed, StepFailed

@@ -10,7 +10,7 @@ from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._text import describe_exit
+from luminosity._shared.text import describe_exit
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX

@@ -7,7 +7,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from luminosity._cost_line import CostLine
+from luminosity._shared.cost_line import CostLine
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.plan.codecs import ElementCodec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.panes.live_grouping import LiveGrouping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from luminosity._text import LOST_WITH_NODE, describe_exit
+from luminosity._shared.text import LOST_WITH_NODE, describe_exit
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import workers
 from luminosity.engine.loop.parts import RunParts

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._hangs import ask_for_stacks, is_stopped, parse_stacks, read_stacks
-from luminosity._notebook import name_cells
-from luminosity._text import Private, duration
-from luminosity._user_code import is_users_file
+from luminosity._shared.hangs import ask_for_stacks, is_stopped, parse_stacks, read_stacks
+from luminosity._shared.notebook import name_cells
+from luminosity._shared.text import Private, duration
+from luminosity._shared.user_code import is_users_file
 from luminosity.engine.data import wire
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.workers.failure import describe_location

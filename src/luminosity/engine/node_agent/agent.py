@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.engine.cluster import packages, shared_folder, shipping
 from luminosity.engine.node_agent.block_desk import BlockDesk
 from luminosity.engine.node_agent.forked_workers import Exit, ForkedWorkers
@@ -18,7 +19,6 @@ from luminosity.engine.node_agent.ray_store import RayStore, read_first
 from luminosity.engine.workers.request import LocalPaths, NodeBlocks, WorkerRequest
 from luminosity.errors import WorkerStartFailed
 from luminosity.extras import require
-from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["NodeAgent", "RunOnNodes"]
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from luminosity._hangs import is_stopped
-from luminosity._text import ENDED_WHILE_STOPPED
+from luminosity._shared.hangs import is_stopped
+from luminosity._shared.text import ENDED_WHILE_STOPPED
 from luminosity.engine.workers.launcher import ForkServer, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed

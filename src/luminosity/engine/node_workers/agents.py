@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.engine.node_agent.agent import NodeAgent, RunOnNodes
 from luminosity.engine.node_agent.forked_workers import Exit

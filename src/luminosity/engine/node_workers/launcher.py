@@ -14,7 +14,7 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity._text import LOST_WITH_NODE, shorten
+from luminosity._shared.text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster import nodes
 from luminosity.engine.cluster.shared_paths import SharedPaths

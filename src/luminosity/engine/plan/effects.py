@@ -11,7 +11,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity.core import MODELS, READS, WRITES
 from luminosity.events import ModelVersion
-from luminosity.manifest.places import Effects, Place
+from luminosity.runs.manifest.places import Effects, Place
 
 __all__ = ["effects_of"]
 

@@ -17,7 +17,7 @@ from apache_beam.runners.common import DoFnSignature
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.transforms import core, external, ptransform
 
-from luminosity._user_code import calling_line
+from luminosity._shared.user_code import calling_line
 from luminosity.engine.plan.graph import may_never_end
 from luminosity.engine.plan.translate import MOVE_URNS
 from luminosity.errors import UnsupportedPipeline

@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from luminosity._locks import locked
-from luminosity._text import format_bytes
-from luminosity.engine.monitor import records
+from luminosity._shared.locks import locked
+from luminosity._shared.text import format_bytes
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment, Pool
 from luminosity.errors import ResourcesBusy
+from luminosity.runs import records
 
 __all__ = ["Claim", "Held", "Place"]
 

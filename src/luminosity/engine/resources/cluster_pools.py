@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from luminosity._text import format_size
+from luminosity._shared.text import format_size
 from luminosity.engine.resources.device_types import cluster_type, types_of
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
 from luminosity.engine.resources.hints import Needs

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.engine.resources.nodes import Node
 from luminosity.errors import ResourcesExceeded
 

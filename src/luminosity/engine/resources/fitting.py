@@ -16,8 +16,8 @@ from typing import Any, cast
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from luminosity._accelerators import parse_accelerator
-from luminosity._text import did_you_mean, parse_size
+from luminosity._shared.accelerators import parse_accelerator
+from luminosity._shared.text import did_you_mean, parse_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import REASON_URN, Needs, python_environment
 from luminosity.errors import OptionError

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from luminosity._accelerators import parse_accelerator
-from luminosity._text import format_size
+from luminosity._shared.accelerators import parse_accelerator
+from luminosity._shared.environment_hint import PYTHON_ENVIRONMENT_URN
+from luminosity._shared.text import format_size
 from luminosity.engine.resources.python_environments import folder_of, is_this_python
-from luminosity.environment_hint import PYTHON_ENVIRONMENT_URN
 from luminosity.errors import UnsupportedPipeline
 from luminosity.events import Resources
 

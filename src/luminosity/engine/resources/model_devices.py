@@ -17,7 +17,7 @@ from apache_beam.internal import pickler
 from apache_beam.portability import common_urns, python_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
-from luminosity._accelerators import accelerators_of, read_accelerators
+from luminosity._shared.accelerators import accelerators_of, read_accelerators
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import asks_about_accelerators, with_accelerator

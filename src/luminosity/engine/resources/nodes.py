@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from luminosity._text import format_size
+from luminosity._shared.text import format_size
 from luminosity.events import NodeInfo
 
 __all__ = ["LeaseNeeds", "Node"]

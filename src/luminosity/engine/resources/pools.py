@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from luminosity._text import format_size
+from luminosity._shared.text import format_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.cluster_pools import limited_to_nodes, size_on_cluster

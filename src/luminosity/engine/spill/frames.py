@@ -11,7 +11,7 @@ import struct
 from collections.abc import Generator
 from typing import Any
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.errors import SpillFailed
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from luminosity import _descendants
+from luminosity._shared import descendants
 from luminosity.engine.workers import harness
 from luminosity.engine.workers.on_node import worker
 from luminosity.engine.workers.request import WorkerRequest
@@ -17,7 +17,7 @@ from luminosity.engine.workers.request import WorkerRequest
 def main() -> None:
     """Run a worker until the runner has no more work."""
     request, lifeline, family = map(int, sys.argv[1:4])
-    _descendants.join(family)
+    descendants.join(family)
     with os.fdopen(request) as file:
         # Not up to the end, which does not come if the script forks just now: that process holds the pipe, too.
         parsed = WorkerRequest.from_json(file.readline())

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from luminosity._text import shorten, shorten_repr
+from luminosity._shared.text import shorten, shorten_repr
 from luminosity.core import USER_DATA
 
 __all__ = ["describe_element", "describe_input"]

@@ -11,13 +11,13 @@ from types import FrameType, TracebackType
 from apache_beam.transforms import core
 from apache_beam.utils.windowed_value import WindowedValue
 
-from luminosity._notebook import cell_line
-from luminosity._process_limits import describe_limits
-from luminosity._user_code import fold, is_installed, is_users, is_users_file
+from luminosity._shared.notebook import cell_line
+from luminosity._shared.user_code import fold, is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
+from luminosity.engine.process_limits import describe_limits
 from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
-from luminosity.manifest.masking import mask_text
+from luminosity.runs.manifest.masking import mask_text
 
 __all__ = [
     "Failure",

@@ -25,8 +25,8 @@ import sys
 import warnings
 from typing import Any
 
-from luminosity import _descendants
-from luminosity.lean_beam import collect_seldom, import_lean
+from luminosity._shared import descendants
+from luminosity.beam_fixes.lean_beam import collect_seldom, import_lean
 
 __all__ = ["main"]
 
@@ -111,7 +111,7 @@ class _Server:
         self._runner = runner
         self._workers: set[int] = set()
         self._ended: dict[int, int] = {}  # exit codes of workers that are not reported yet
-        self._endings: dict[int, _descendants.Ending] = {}  # of what they, and other owners, have left
+        self._endings: dict[int, descendants.Ending] = {}  # of what they, and other owners, have left
         self._is_ending = False
         self._folders: set[str] = set()
         self._wakeup, write_end = socket.socketpair()
@@ -180,7 +180,7 @@ class _Server:
             self._control.close()
             self._wakeup.close()
             self._write_end.close()
-            _descendants.join(self._family)
+            descendants.join(self._family)
             gc.enable()
             collect_seldom()
             from luminosity.engine.workers import harness
@@ -207,15 +207,15 @@ class _Server:
             if pid == 0:
                 return
             self._workers.discard(pid)
-            _descendants.end_group(pid)
+            descendants.end_group(pid)
             self._ended[pid] = os.waitstatus_to_exitcode(status)
 
     def _end_left_over(self) -> None:
         """End what workers have left, and report the workers of which nothing is left."""
         left: dict[int, list[int]] = {owner: [] for owner in self._ended}
-        for pid, owner in _descendants.left_over(self._family).items():
+        for pid, owner in descendants.left_over(self._family).items():
             left.setdefault(owner, []).append(pid)
-        self._endings = {owner: self._endings.get(owner) or _descendants.Ending() for owner in left}
+        self._endings = {owner: self._endings.get(owner) or descendants.Ending() for owner in left}
         is_done = {owner: self._endings[owner].step(pids) for owner, pids in left.items()}
         for worker in [owner for owner in self._ended if is_done[owner]]:
             self._respond({"ended": worker, "code": self._ended.pop(worker), "left": left[worker]})
@@ -224,8 +224,8 @@ class _Server:
     def _end(self) -> None:
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
-            _descendants.end_group(pid)
-        _descendants.end_owned_by(self._family, self._workers)
+            descendants.end_group(pid)
+        descendants.end_owned_by(self._family, self._workers)
         for folder in self._folders:  # they still exist if the runner was killed
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

@@ -27,9 +27,10 @@ from apache_beam.runners.worker import (
 )
 from apache_beam.utils.counters import CounterFactory
 
-from luminosity import _descendants
-from luminosity._hangs import write_stacks_on_signal
-from luminosity._text import parse_size
+from luminosity._shared import descendants
+from luminosity._shared.hangs import write_stacks_on_signal
+from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
+from luminosity._shared.text import parse_size
 from luminosity.engine.data import wire
 from luminosity.engine.fnapi.logs import add_logger_name
 from luminosity.engine.fnapi.security import WorkerAccess
@@ -44,7 +45,6 @@ from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
 from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
-from luminosity.model_sizes import RUN_FOLDER_VARIABLE
 
 __all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "ReportingHarness", "end_with", "run"]
 
@@ -115,7 +115,7 @@ def end_with(lifeline: int) -> None:
     def watch() -> None:
         while os.read(lifeline, 4096):
             pass
-        _descendants.end_group(os.getpid())
+        descendants.end_group(os.getpid())
         os._exit(1)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -17,8 +17,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol
 
-from luminosity import _descendants
-from luminosity._process_limits import check_address_space, describe_limits
+from luminosity._shared import descendants
+from luminosity.engine.process_limits import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
@@ -210,7 +210,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         read_end, self._lifeline = os.pipe()
         self._owner = os.getpid()
-        self._family = _descendants.Keeper.shared().family
+        self._family = descendants.Keeper.shared().family
         self._process = subprocess.Popen(
             [
                 python,
@@ -297,7 +297,7 @@ class ForkServer:
         else:
             reason = "its connection closed"
         if not self._is_closed:  # it was killed, and its workers still run
-            _warn_of(_descendants.end_owned_by(self._family, list(self._on_exit)))
+            _warn_of(descendants.end_owned_by(self._family, list(self._on_exit)))
         with self._lock:
             self._is_closed = True
             for started, _ in self._starting.values():
@@ -347,7 +347,7 @@ class SpawnLauncher:
         """Spawn a worker. Returns before it has imported Beam."""
         request_end, our_end = os.pipe()
         lifeline_end, lifeline = os.pipe()
-        family = _descendants.Keeper.shared().family
+        family = descendants.Keeper.shared().family
         arguments = map(str, (request_end, lifeline_end, family))
         process = subprocess.Popen(
             [request.python or sys.executable, "-m", "luminosity.engine.workers", *arguments],
@@ -362,8 +362,8 @@ class SpawnLauncher:
         def wait() -> None:
             code = process.wait()
             os.close(lifeline)
-            _descendants.end_group(process.pid)
-            _warn_of(_descendants.end_owned_by(family, [process.pid]))
+            descendants.end_group(process.pid)
+            _warn_of(descendants.end_owned_by(family, [process.pid]))
             on_exit(code)
 
         threading.Thread(target=wait, name=f"luminosity-wait-{process.pid}", daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.evaluation.description.column_summary import ColumnSummary
 from luminosity.evaluation.description.result import ColumnChange
 from luminosity.evaluation.description.sketches import NumberSummary

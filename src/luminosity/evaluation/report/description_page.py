@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.errors import EvaluationError
 from luminosity.evaluation.description.result import ColumnDescription, Description, Histogram
 from luminosity.report_page.axes import Frame, drawing

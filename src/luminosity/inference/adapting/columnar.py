@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.adapting.wrapping import BeamContract, WrappedHandler

@@ -12,7 +12,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
-from luminosity import _descendants
+from luminosity._shared import descendants
 from luminosity.core import resident_bytes
 from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.wrapping import WrappedHandler
@@ -130,12 +130,12 @@ def _end(process: Any, connection: Connection) -> None:
     connection.close()
     process.kill()
     process.join()
-    _descendants.end_left_over()
+    descendants.end_left_over()
 
 
 def _serve(connection: Connection, pickled: bytes) -> None:
     """Load the model and respond to requests until the parent closes the connection."""
-    _descendants.join_inherited()
+    descendants.join_inherited()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     handler: Any = None
     model: Any = None

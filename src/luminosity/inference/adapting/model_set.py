@@ -8,7 +8,7 @@ from typing import Any
 
 from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler
 
-from luminosity._text import list_some, shorten_repr
+from luminosity._shared.text import list_some, shorten_repr
 from luminosity.errors import InvalidType
 from luminosity.inference.adapting.adapt import adapt, adapt_keyed, without_functions
 from luminosity.inference.handler import Handler

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import ModelHandler
 
-from luminosity._accelerators import accelerators_of
+from luminosity._shared.accelerators import accelerators_of
 from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, sample
 from luminosity.inference.files.local import check_exists

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from luminosity._cost_line import CostLine
+from luminosity._shared.cost_line import CostLine
 from luminosity.inference.batching.limits import Limits
 
 __all__ = ["Budget"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from luminosity._cost_line import CostLine
+from luminosity._shared.cost_line import CostLine
 from luminosity.inference.batching.backlog import Backlog
 from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.limits import Limits

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam import coders
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.inference.blocks import Block, Indices, size
 from luminosity.inference.steps.messages import BlockCoder
 from luminosity.tables.coder import RecordBatchCoder

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from apache_beam import pvalue
 
-from luminosity._text import did_you_mean
+from luminosity._shared.text import did_you_mean
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.columnar import takes_names

@@ -17,7 +17,7 @@ import shutil
 import stat
 from collections.abc import Generator
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
 from luminosity.inference.files.entry import fsync

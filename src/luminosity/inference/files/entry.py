@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luminosity._file_digest import file_digest
+from luminosity._shared.file_digest import file_digest
 
 __all__ = ["FileRecord", "damage", "fsync", "model_path", "write_manifest"]
 

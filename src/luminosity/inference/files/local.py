@@ -12,13 +12,13 @@ from urllib.parse import unquote, urlsplit
 
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._text import format_bytes
+from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
+from luminosity._shared.text import format_bytes
 from luminosity.errors import ModelUnavailable
 from luminosity.inference.files.cache import CacheFolder
 from luminosity.inference.files.entry import damage, model_path
 from luminosity.inference.files.source import Source, download, find
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.model_sizes import SENT_FOLDER_VARIABLE
 
 __all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Self, Unpack
 
-from luminosity._accelerators import accelerators_of_device
+from luminosity._shared.accelerators import accelerators_of_device
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from typing_extensions import Self, Unpack
 
-from luminosity._accelerators import accelerators_of_device
+from luminosity._shared.accelerators import accelerators_of_device
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument
 from luminosity.extras import require

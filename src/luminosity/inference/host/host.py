@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import Any
 
-from luminosity._hangs import Frames, Wait, frames_of, stack_text
-from luminosity._text import shorten
-from luminosity._user_code import is_users
+from luminosity._shared.hangs import Frames, Wait, frames_of, stack_text
+from luminosity._shared.text import shorten
+from luminosity._shared.user_code import is_users
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import Handler

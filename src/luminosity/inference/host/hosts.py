@@ -7,10 +7,10 @@ import sys
 import threading
 from typing import Any
 
+from luminosity._shared.model_sizes import models_ram_bytes
 from luminosity.core import WorkerShare
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import ModelHost
-from luminosity.model_sizes import models_ram_bytes
 
 __all__ = ["device_of", "host_of", "model_budget"]
 

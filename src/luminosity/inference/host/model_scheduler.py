@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.core import WorkerShare
 from luminosity.errors import Fix, ModelTooLarge
 from luminosity.inference.handler import Handler

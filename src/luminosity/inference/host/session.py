@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
-from luminosity._hangs import Wait, waiting_for
+from luminosity._shared.hangs import Wait, waiting_for
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.work import BatchStats, Outcome, Submission

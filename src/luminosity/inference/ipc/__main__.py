@@ -10,8 +10,8 @@ import pkgutil
 import signal
 import threading
 
-from luminosity import _descendants
-from luminosity._hangs import write_stacks_on_signal
+from luminosity._shared import descendants
+from luminosity._shared.hangs import write_stacks_on_signal
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.ipc.logs import LogCollector
 from luminosity.inference.ipc.server import serve
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("serve_client", metavar="MODULE:FUNCTION", help="called with a channel to each client")
     parser.add_argument("--idle_seconds", type=float, default=2.0, help="exit after this time without a client")
     arguments = parser.parse_args()
-    _descendants.join_inherited()  # it outlives the worker that started it, and owns what models start
+    descendants.join_inherited()  # it outlives the worker that started it, and owns what models start
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -44,7 +44,7 @@ def main() -> None:
     serve_client = pkgutil.resolve_name(arguments.serve_client)
     serve(folder, serve_client, idle_seconds=arguments.idle_seconds, stop=stop, take_log_values=collector.take)
     _exit_soon()
-    _descendants.end_started()  # otherwise multiprocessing would wait for its processes
+    descendants.end_started()  # otherwise multiprocessing would wait for its processes
 
 
 def _exit_soon() -> None:

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Mapping
 
-from luminosity import _descendants
-from luminosity._text import describe_exit
+from luminosity._shared import descendants
+from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
+from luminosity._shared.text import describe_exit
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.ipc.authentication import AuthenticationFailed, NoRoom, prove_as_client
@@ -20,7 +21,6 @@ from luminosity.inference.ipc.channel import Channel
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.ipc.logs import last_lines
 from luminosity.inference.ipc.sockets import is_same_user, new_socket
-from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["connect", "last_output"]
 
@@ -66,7 +66,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _wait(process: subprocess.Popen[bytes]) -> None:
     """Wait for the end of a host, and end what it has started, in case that it was killed."""
     process.wait()
-    _descendants.end_left_over()
+    descendants.end_left_over()
 
 
 class _Search:

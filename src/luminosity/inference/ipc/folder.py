@@ -15,9 +15,9 @@ import stat
 import tempfile
 import time
 
+from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.errors import HostUnavailable, InvalidArgument
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.model_sizes import NODE_FOLDER_VARIABLE
 
 __all__ = ["HostFolder", "remove_abandoned"]
 

@@ -7,7 +7,7 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from luminosity._file_digest import file_digest
+from luminosity._shared.file_digest import file_digest
 from luminosity.errors import ModelUnavailable
 
 __all__ = ["check_digest", "is_digest", "model_digest"]

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from luminosity._text import did_you_mean, first_line, list_some
+from luminosity._shared.text import did_you_mean, first_line, list_some
 from luminosity.errors import ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import cached_copy

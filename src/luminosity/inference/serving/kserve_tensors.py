@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.inference.serving.requests import RequestError
 
 __all__ = ["DATATYPES", "OUTPUT", "Tensor", "datatype_of", "of_values"]

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-from luminosity._hangs import Wait, ask_for_stacks, is_stopped, read_stacks
+from luminosity._shared.hangs import Wait, ask_for_stacks, is_stopped, read_stacks
 from luminosity.core import THREAD_VARIABLES, WorkerShare, machine_ram_bytes, usable_cores
 from luminosity.errors import Fix, HostUnavailable
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed

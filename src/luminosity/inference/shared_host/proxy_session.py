@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from luminosity._hangs import Wait, waiting_for
+from luminosity._shared.hangs import Wait, waiting_for
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.host.work import BatchStats, Outcome

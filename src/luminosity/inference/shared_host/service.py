@@ -10,7 +10,7 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
-from luminosity._hangs import Wait
+from luminosity._shared.hangs import Wait
 from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import host_of

@@ -10,11 +10,11 @@ import numpy as np
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import _MetricsCollector  # pyright: ignore[reportPrivateUsage]
 
+from luminosity._shared.kafka_metrics import TimeCounters
 from luminosity.core import InferenceMetrics
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.work import BatchStats
-from luminosity.kafka_metrics import TimeCounters
 
 __all__ = ["StepCounters"]
 

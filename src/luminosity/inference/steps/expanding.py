@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import apache_beam as beam
 
-from luminosity._accelerators import accelerators_of, write_accelerators
+from luminosity._shared.accelerators import accelerators_of, write_accelerators
+from luminosity._shared.environment_hint import PYTHON_ENVIRONMENT
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE
-from luminosity.environment_hint import PYTHON_ENVIRONMENT
 from luminosity.errors import InvalidArgument
 from luminosity.inference.handler import Handler
 from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from apache_beam import coders
 from apache_beam.coders import coder_impl
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.inference.adapting.model_set import THE_MODEL
 from luminosity.inference.blocks import Block, size
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from luminosity._shared.model_sizes import LocalShare, ModelSizes, return_free_memory
 from luminosity.core import WorkerShare
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.adapting.model_set import ModelSet
@@ -19,7 +20,6 @@ from luminosity.inference.host.interface import Host
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.settings import StepSettings
-from luminosity.model_sizes import LocalShare, ModelSizes, return_free_memory
 
 __all__ = ["PlacedLane", "Placement"]
 

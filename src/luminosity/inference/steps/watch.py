@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._text import first_line
+from luminosity._shared.text import first_line
 from luminosity.inference.registry.resolve import resolve
 from luminosity.inference.registry.resolved import ResolvedModel
 

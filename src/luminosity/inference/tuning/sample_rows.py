@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import OptionError
 
 __all__ = ["read_rows"]

@@ -14,8 +14,8 @@ from typing import Any
 
 from apache_beam.internal import pickler
 
-from luminosity import _descendants
-from luminosity._text import describe_exit, shorten
+from luminosity._shared import descendants
+from luminosity._shared.text import describe_exit, shorten
 from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import Handler
 from luminosity.inference.memory import is_out_of_memory
@@ -48,7 +48,7 @@ class TrialRunner:
     def __init__(self, handler: Handler[Any, Any, Any], examples: list[Any]) -> None:
         self._pickled = pickler.dumps((handler, examples))
         self._context = multiprocessing.get_context("forkserver")
-        self._family = _descendants.Keeper.shared().family
+        self._family = descendants.Keeper.shared().family
         self._context.set_forkserver_preload([__name__, *heavy_modules(handler)])
 
     def survey(self, timeout: float) -> Survey:
@@ -103,8 +103,8 @@ class _Worker:
         self._connection.close()
         self._process.kill()
         self._process.join()
-        _descendants.end_group(self._process.pid)
-        _descendants.end_owned_by(self._family, ())
+        descendants.end_group(self._process.pid)
+        descendants.end_owned_by(self._family, ())
 
     def go(self) -> None:
         """Let the process start the second half of its work."""
@@ -140,7 +140,7 @@ def _serve(
 
     The child's output is discarded, because it would disturb the progress bar.
     """
-    _descendants.join(family)
+    descendants.join(family)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

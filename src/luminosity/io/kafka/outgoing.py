@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError
 from luminosity.io.kafka.record import KafkaRecord
 from luminosity.io.writing.json_encoder import json_lines

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient, describe

@@ -12,7 +12,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
-from luminosity.kafka_metrics import KafkaMetrics, TimeCounters
+from luminosity._shared.kafka_metrics import KafkaMetrics, TimeCounters
 from luminosity.tables.row_times import TIMESTAMP
 
 __all__ = ["WriteMetrics"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._text import did_you_mean, shorten_repr
+from luminosity._shared.text import did_you_mean, shorten_repr
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_rows import find_rows

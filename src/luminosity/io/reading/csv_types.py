@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import Fix, TableError
 from luminosity.io.reading.csv_dialect import NULL_MARKS, CsvDialect, CsvStyle, recognise_dialect
 from luminosity.io.reading.csv_reader import CsvParser, is_text, skip

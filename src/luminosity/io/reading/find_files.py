@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from apache_beam.io.filesystem import BeamIOError, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import TableError
 from luminosity.io.formats import Format, compression_of, recognise
 from luminosity.io.remote import explain_remote, give_options

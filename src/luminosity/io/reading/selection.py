@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import TableError
 from luminosity.io.reading.find_files import TableFile
 

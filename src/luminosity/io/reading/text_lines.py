@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.errors import Fix, TableError
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.find_files import TableFile

@@ -17,7 +17,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from luminosity._locks import locked, try_lock
+from luminosity._shared.locks import locked, try_lock
 from luminosity.errors import Fix, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.run_owner import RunOwner

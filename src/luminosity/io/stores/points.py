@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import InvalidArgument, StoreError
 from luminosity.io.stores.payload import json_values
 from luminosity.io.stores.vectors import VectorColumn, read_vectors

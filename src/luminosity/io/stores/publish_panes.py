@@ -23,7 +23,7 @@ from luminosity.io.stores.upsert_step import NAMESPACE, check_sizes, known_sizes
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped, pane_of
 from luminosity.io.writing.window_files import GroupByPane, KeyByPane
-from luminosity.run_ids import RunIdentity
+from luminosity.runs.run_ids import RunIdentity
 
 __all__ = ["has_panes", "publish_panes"]
 

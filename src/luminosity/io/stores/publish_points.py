@@ -32,7 +32,7 @@ from luminosity.io.stores.upsert_step import (
     known_sizes,
     point_writes,
 )
-from luminosity.run_ids import RunIdentity
+from luminosity.runs.run_ids import RunIdentity
 
 __all__ = ["TableFacts", "begin_on_server", "publish_table"]
 

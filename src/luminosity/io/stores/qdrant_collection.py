@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
 from urllib.parse import urlsplit
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import Fix, InvalidArgument, InvalidType, StoreError
 from luminosity.io.stores.points import Point, PointId
 

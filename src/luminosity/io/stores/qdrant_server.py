@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.errors import StoreError
 from luminosity.extras import require
 from luminosity.io.stores.points import Point, PointId

@@ -18,7 +18,7 @@ from luminosity.core import TEMPORARY_FOLDER
 from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
 from luminosity.io.writing import filesystem
-from luminosity.run_ids import CheckpointedRun, RunIdentity, new_id
+from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, new_id
 
 __all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows", "StagingFolder", "staging_folders"]
 

@@ -25,7 +25,7 @@ from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows, StagingFolder, staging_folders
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped
 from luminosity.io.writing.window_files import GroupByPane, check_windows
-from luminosity.run_ids import CheckpointedRun, RunIdentity, run_identity
+from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, run_identity
 
 __all__ = ["WriteLance"]
 

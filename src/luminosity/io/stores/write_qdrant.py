@@ -18,7 +18,7 @@ from luminosity.io.stores.publish_panes import has_panes, publish_panes
 from luminosity.io.stores.publish_points import publish_table
 from luminosity.io.stores.qdrant_collection import DISTANCES, CollectionAddress, Distance, IfExists, WriteMode
 from luminosity.io.stores.upsert_step import UpsertDoFn
-from luminosity.run_ids import RunIdentity, run_identity
+from luminosity.runs.run_ids import RunIdentity, run_identity
 
 __all__ = ["WriteQdrant"]
 

@@ -14,7 +14,7 @@ from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError
 from luminosity.io.formats import Format, recognise
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
 from luminosity.io.writing import filesystem
-from luminosity.run_ids import CheckpointedRun, RunIdentity, new_id
+from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, new_id
 
 __all__ = ["TEMPORARY_PREFIX", "Destination", "IfEmpty", "IfExists"]
 

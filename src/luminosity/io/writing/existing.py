@@ -15,7 +15,7 @@ from luminosity.io.remote import explain_remote, give_options
 from luminosity.io.run_owner import RunOwner, owner_in_name
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
-from luminosity.run_ids import CheckpointedRun
+from luminosity.runs.run_ids import CheckpointedRun
 
 __all__ = ["check", "check_access", "leftovers", "make_temporary_folder", "table_files"]
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError
 
-from luminosity._text import format_bytes
+from luminosity._shared.text import format_bytes
 from luminosity.errors import Fix, WriteError, may_pass
 from luminosity.io.writing import filesystem
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from luminosity.engine.monitor.records import Record
-from luminosity.engine.monitor.views.words import duration
 from luminosity.events import WorkerLost
 from luminosity.operate.advice.choice import choose
 from luminosity.operate.advice.measured import PipelineUse, measure
@@ -23,6 +21,8 @@ from luminosity.operate.advice.rules import Advice, PoolAdvice, advise_pool, ste
 from luminosity.operate.advice.together import advise_together
 from luminosity.operate.cost.bill import Bill
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
+from luminosity.runs.records import Record
+from luminosity.runs.views.words import duration
 
 __all__ = ["Report", "advise", "hints_content", "to_json"]
 

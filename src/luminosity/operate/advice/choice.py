@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from luminosity.engine.monitor.views.words import duration
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
 from luminosity.operate.advice.prediction import asked_needs, most_workers, needs_with, predict
 from luminosity.operate.advice.rules import Advice, Gain, PoolAdvice
 from luminosity.operate.cost.bill import Bill
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
+from luminosity.runs.views.words import duration
 
 __all__ = ["Choice", "choose"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from luminosity.engine.monitor.records import Record
 from luminosity.events import InferenceView, PoolInfo, Snapshot, StageInfo, StageView, WorkerEnded, WorkerStarted
 from luminosity.operate.cost.bill import Bill, PoolBill, bill_of, start_cpu
 from luminosity.operate.cost.prices import PriceSheet
+from luminosity.runs.records import Record
 
 __all__ = ["PipelineUse", "PoolUse", "measure", "quantile"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from luminosity._text import format_bytes, format_size, list_some
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Record
-from luminosity.engine.observe.run_names import RunName
+from luminosity._shared.text import format_bytes, format_size, list_some
+from luminosity.engine.reporting.run_names import RunName
 from luminosity.operate.advice.measured import PoolUse, measure
 from luminosity.operate.advice.rules import min_ram_for, step_names
 from luminosity.operate.cost.prices import load_prices
+from luminosity.runs import records
+from luminosity.runs.records import Record
 
 __all__ = ["hints_for_plan"]
 

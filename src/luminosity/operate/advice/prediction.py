@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from luminosity._accelerators import parse_accelerator
-from luminosity._text import parse_size
+from luminosity._shared.accelerators import parse_accelerator
+from luminosity._shared.text import parse_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from luminosity._text import format_bytes, format_size
-from luminosity.engine.monitor.views.words import percent
+from luminosity._shared.text import format_bytes, format_size
 from luminosity.events import InferenceView
 from luminosity.operate.advice.measured import PipelineUse, PoolUse
+from luminosity.runs.views.words import percent
 
 __all__ = ["Advice", "Gain", "PoolAdvice", "advise_pool", "min_ram_for", "step_names"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from luminosity._text import list_some
-from luminosity.engine.monitor.views.words import duration, percent
+from luminosity._shared.text import list_some
 from luminosity.operate.advice.measured import PipelineUse
 from luminosity.operate.advice.rules import Advice
 from luminosity.operate.cost.bill import money
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
+from luminosity.runs.views.words import duration, percent
 
 __all__ = ["advise_together"]
 

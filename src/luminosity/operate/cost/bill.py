@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from luminosity._accelerators import parse_accelerator
-from luminosity._text import format_bytes, format_size
-from luminosity.engine.monitor.records import Record
+from luminosity._shared.accelerators import parse_accelerator
+from luminosity._shared.text import format_bytes, format_size
 from luminosity.events import MachineInfo, PoolInfo, Snapshot, WorkerEnded, WorkerLost, WorkerStarted
 from luminosity.operate.cost.prices import NO_USAGE, PriceSheet, Usage
+from luminosity.runs.records import Record
 
 __all__ = [
     "Bill",

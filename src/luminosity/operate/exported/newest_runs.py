@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import Damaged, Record
 from luminosity.events import WorkerEnded, WorkerLost, WorkerStarted
+from luminosity.runs import records
+from luminosity.runs.records import Damaged, Record
 
 __all__ = ["Failure", "NewestRuns", "Pipeline", "PipelineRuns"]
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from luminosity._text import printable
+from luminosity._shared.text import printable
 from luminosity.drift.history import PastTest
-from luminosity.engine.monitor.records import Record
 from luminosity.events import InferenceView, KafkaView, MetricView, Snapshot, StageInfo, StageView, WorkerEnded
-from luminosity.manifest.masking import mask_text
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.exported.catalog import CATALOG, STATES, Metric
 from luminosity.operate.exported.newest_runs import Pipeline, PipelineRuns
+from luminosity.runs.manifest.masking import mask_text
+from luminosity.runs.records import Record
 
 __all__ = ["MOST_OF_USER", "MOST_STAGES", "Sample", "drift_samples", "left_out_of", "run_samples"]
 

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from luminosity.engine.monitor.records import RUN_ID, Damaged
 from luminosity.errors import MissingExtra
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page.access import Access
@@ -26,6 +25,7 @@ from luminosity.operate.page.metrics import Metrics
 from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_reply, reply
 from luminosity.operate.page.run_data import Run, RunFiles
 from luminosity.operate.page.static_files import SHELL, content_of
+from luminosity.runs.records import RUN_ID, Damaged
 
 __all__ = ["Sources", "app_of"]
 

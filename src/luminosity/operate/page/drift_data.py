@@ -11,8 +11,8 @@ from typing import Any
 
 from luminosity.drift.watch.page_data import default_histories, drift_data
 from luminosity.drift.watch.state import state_file
-from luminosity.engine.monitor.records import FileVersion, version_of
 from luminosity.operate.page.replies import Packed, json_bytes
+from luminosity.runs.records import FileVersion, version_of
 
 __all__ = ["DriftFiles"]
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
 
-from luminosity.engine.monitor.follow import Follower
 from luminosity.errors import RecordError
 from luminosity.events import Event, to_json
 from luminosity.operate.page.replies import json_bytes
 from luminosity.operate.page.run_data import Run, RunFiles
+from luminosity.runs.follow import Follower
 
 __all__ = ["EventStream", "Streams"]
 

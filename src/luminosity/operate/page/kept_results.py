@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from luminosity.engine.monitor.records import FileVersion, version_of
+from luminosity.runs.records import FileVersion, version_of
 
 __all__ = ["FOREVER", "KeptResults"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from luminosity._web_server import listen, url_of
 from luminosity.errors import OptionError
 from luminosity.operate.page.access import is_loopback
+from luminosity.operate.web_server import listen, url_of
 
 __all__ = ["DEFAULT_HOST", "DEFAULT_PORT", "address", "bind"]
 

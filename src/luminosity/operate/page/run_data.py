@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from luminosity.engine.monitor import records
-from luminosity.engine.monitor.records import RUN_ID, Damaged
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.page.kept_results import FOREVER, KeptResults
 from luminosity.operate.page.replies import Packed, json_bytes
+from luminosity.runs import records
+from luminosity.runs.records import RUN_ID, Damaged
 
 __all__ = ["Run", "RunFiles"]
 

@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from luminosity._web_server import serve
 from luminosity.operate.page.access import Access
 from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.event_stream import Streams
+from luminosity.operate.web_server import serve
 
 __all__ = ["end_with", "serve_page"]
 

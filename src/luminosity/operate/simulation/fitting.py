@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luminosity._text import format_bytes
-from luminosity.engine.monitor.records import Record
-from luminosity.engine.monitor.views import words
+from luminosity._shared.text import format_bytes
 from luminosity.errors import Fix, RecordError
 from luminosity.events import InferenceView, ModelLoaded, PoolInfo, StageInfo, StageView, WorkerStarted
 from luminosity.operate.cost.bill import device_names, peak_ram, start_cpu
 from luminosity.operate.simulation.scenario import PoolOrder, Scenario, pools_named
 from luminosity.operate.simulation.workload import AutoscaleRange, Input, PoolModel, StageModel, Workload
+from luminosity.runs.records import Record
+from luminosity.runs.views import words
 
 __all__ = ["BETWEEN_RUNS", "device_share", "fit"]
 

@@ -6,7 +6,6 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
-from luminosity.engine.monitor.records import Record
 from luminosity.events import MachineInfo
 from luminosity.operate.cost.bill import Bill, bill_of_usage, within_machine
 from luminosity.operate.cost.prices import PriceSheet, Usage
@@ -15,6 +14,7 @@ from luminosity.operate.simulation.fitting import BETWEEN_RUNS, device_share, fi
 from luminosity.operate.simulation.scenario import Scenario
 from luminosity.operate.simulation.simulator import Outcome
 from luminosity.operate.simulation.workload import Input, PoolModel, Workload
+from luminosity.runs.records import Record
 
 __all__ = ["Check", "Forecast", "HoldUp", "forecast"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from luminosity.engine.monitor.views import words
 from luminosity.operate.simulation.forecast import Forecast
 from luminosity.operate.simulation.said import (
     check_sentence,
@@ -16,6 +15,7 @@ from luminosity.operate.simulation.simulator import Point
 from luminosity.report_page.axes import Frame, drawing
 from luminosity.report_page.document import document, headline, section, table
 from luminosity.report_page.markup import Markup, element
+from luminosity.runs.views import words
 
 __all__ = ["page"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from luminosity.engine.monitor.views import words
 from luminosity.operate.cost.bill import money
 from luminosity.operate.simulation.fitting import BETWEEN_RUNS
 from luminosity.operate.simulation.forecast import Forecast
+from luminosity.runs.views import words
 
 __all__ = ["check_sentence", "cost_sentence", "hold_up_sentence", "hours", "main_state", "range_sentence"]
 

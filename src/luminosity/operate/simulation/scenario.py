@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import OptionError
 from luminosity.events import PoolInfo
 from luminosity.operate.simulation.workload import AutoscaleRange

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from luminosity._text import format_size
+from luminosity._shared.text import format_size
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Pool
 

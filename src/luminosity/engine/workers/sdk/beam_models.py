@@ -11,8 +11,8 @@ import threading
 from functools import partial
 from typing import Any
 
+from luminosity._shared.model_sizes import LocalShare, ModelSizes, return_free_memory
 from luminosity.core import WorkerShare, resident_bytes
-from luminosity.model_sizes import LocalShare, ModelSizes, return_free_memory
 
 __all__ = ["keep_small_models_here"]
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from luminosity._hangs import Wait, frames_of, stack_text, wait_of
+from luminosity._shared.hangs import Wait, frames_of, stack_text, wait_of
 from luminosity.engine.workers.failure import element_of, from_users_code_on, location_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block
 from luminosity.inference.handlers.http.address import ApiKey

@@ -13,7 +13,7 @@ import pyarrow as pa
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._text import shorten
+from luminosity._shared.text import shorten
 from luminosity.errors import InvalidArgument, InvalidType, LuminosityError
 from luminosity.extras import require
 from luminosity.inference.files.local import local_copy, near_path

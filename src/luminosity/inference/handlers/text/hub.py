@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from luminosity._text import first_line
+from luminosity._shared.text import first_line
 from luminosity.errors import Fix, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import near_path

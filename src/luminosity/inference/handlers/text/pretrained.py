@@ -12,7 +12,7 @@ from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._text import list_some
+from luminosity._shared.text import list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import check_exists, local_copy

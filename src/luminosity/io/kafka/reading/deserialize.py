@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from luminosity._text import first_line, shorten_repr
+from luminosity._shared.text import first_line, shorten_repr
 from luminosity.errors import InvalidArgument, LuminosityError
 from luminosity.io.kafka.reading.registry import AvroFormat, ProtobufFormat, SchemaRegistry, Unreadable
 from luminosity.io.kafka.record import KafkaRecord

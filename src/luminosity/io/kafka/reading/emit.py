@@ -12,7 +12,7 @@ from apache_beam import coders, pvalue
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils import windowed_value
 
-from luminosity._text import first_line
+from luminosity._shared.text import first_line
 from luminosity.errors import Fix, KafkaError, LuminosityError
 from luminosity.io.kafka.reading.deserialize import Deserializer
 from luminosity.io.kafka.reading.registry import Unreadable

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from luminosity._text import did_you_mean, list_some
+from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.errors import InvalidArgument
 
 __all__ = ["Partition", "Position", "check_order", "parse_start", "parse_stop"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from apache_beam.metrics import Metrics
 
+from luminosity._shared.kafka_metrics import KafkaMetrics, TimeCounters
 from luminosity.io.kafka.reading.positions import Partition
-from luminosity.kafka_metrics import KafkaMetrics, TimeCounters
 
 __all__ = ["ReadMetrics"]
 

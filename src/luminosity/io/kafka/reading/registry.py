@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import urllib3
 
-from luminosity._text import first_line, shorten
+from luminosity._shared.text import first_line, shorten
 from luminosity.errors import InvalidArgument, KafkaError
 from luminosity.io.kafka.client import check_place, read_secret
 

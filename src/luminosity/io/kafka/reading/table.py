@@ -9,7 +9,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils import windowed_value
 
-from luminosity._text import first_line, list_some
+from luminosity._shared.text import first_line, list_some
 from luminosity.errors import Fix, InvalidArgument, TableError
 from luminosity.io.kafka.reading.deserialize import Deserializer
 from luminosity.io.kafka.reading.emit import Emitter, Tally

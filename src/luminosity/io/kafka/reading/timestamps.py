@@ -11,7 +11,7 @@ from apache_beam.transforms.core import WatermarkEstimatorProvider
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 
-from luminosity._text import shorten_repr
+from luminosity._shared.text import shorten_repr
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.io.kafka.reading.positions import Partition
 from luminosity.io.kafka.record import KafkaRecord

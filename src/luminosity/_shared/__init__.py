@@ -1,0 +1,1 @@
+"""Helpers that several parts share: text, locks, the terminal, flags, processes, folders."""

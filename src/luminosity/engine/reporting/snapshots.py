@@ -1,0 +1,357 @@
+"""Snapshots of a run: the status of its stages, pools, devices and memory at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from luminosity.engine.data.clock import Clock
+from luminosity.engine.loop.buffers import BufferRun
+from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stalls import Stall
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.plan.graph import Stage
+from luminosity.engine.reporting.inference_progress import Views
+from luminosity.engine.reporting.progress import StageProgress, StreamProgress
+from luminosity.engine.reporting.user_metrics import user_metrics
+from luminosity.engine.resources.hints import largest
+from luminosity.engine.workers.failure import describe_location
+from luminosity.events import (
+    CheckpointView,
+    DeviceView,
+    MemoryUse,
+    MetricView,
+    PoolInfo,
+    PoolView,
+    ProcessMemory,
+    Resources,
+    Snapshot,
+    StageInfo,
+    StageView,
+    StallView,
+    Status,
+)
+from luminosity.runs.manifest.masking import mask_text
+from luminosity.runs.sampling import Sampler
+
+__all__ = ["Snapshots", "pool_view", "stall_view"]
+
+_MOST_STALLS = 4  # of a stage: with hundreds of workers, all may wait for the same thing
+
+
+class Snapshots:
+    """Describes the loop's parts as events. Call it on the loop's thread; it changes none of the parts."""
+
+    def __init__(
+        self,
+        parts: RunParts,
+        memory: Callable[[], MemoryUse],
+        sampler: Sampler,
+        asked: Mapping[str, Resources],
+    ) -> None:
+        """``asked`` is what the resource hints of each stage ask for, by the id of its environment."""
+        self._parts = parts
+        self._peak = 0  # of the memory of all processes of a cluster
+        self._asked = asked
+        self._memory = memory
+        self._sampler = sampler
+        labels = _distinct_labels(run.plan for run in parts.stages)
+        self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
+        self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
+        self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
+        streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
+        self._streams = {stage.id: StreamProgress(stage, parts.metrics) for stage in streams}
+
+    def stages(self) -> tuple[StageInfo, ...]:
+        """Return what is known of the stages when the run starts."""
+        return tuple(
+            StageInfo(
+                stage.id,
+                self._label_of(stage),
+                stage.pool.plan.name,
+                tuple(writer.id for writer in self._statuses.writers_before[stage.id]),
+                tuple(writer.id for writer in self._statuses.side_input_writers[stage.id]),
+                stage.plan.has_endless_input,
+                stage.plan.steps,
+                self._asked.get(stage.plan.environment_id, Resources()),
+                reads_groups=any(self._parts.buffers[r.buffer_id].grouping is not None for r in stage.plan.reads),
+            )
+            for stage in self._parts.stages
+        )
+
+    def pools(self) -> tuple[PoolInfo, ...]:
+        """Return what is known of the pools when the run starts."""
+        asked: dict[str, list[Resources]] = {}
+        for stage in self.stages():
+            asked.setdefault(stage.pool, []).append(stage.asked)
+        return tuple(
+            PoolInfo(
+                pool.name,
+                pool.workers,
+                pool.slots,
+                tuple(dict.fromkeys(device for group in pool.device_groups for device in group)),
+                cores_per_worker=round(pool.cores_per_worker, 3),
+                ram_per_worker=pool.ram_per_worker,
+                asked=largest(asked.get(pool.name, ())),
+                python="" if pool.python is None else pool.python.prefix,
+            )
+            for pool in (run.plan for run in self._parts.pools)
+        )
+
+    def take(
+        self, run_id: str, seconds: float, *, is_last: bool = False, metrics: Sequence[MetricView] = ()
+    ) -> Snapshot:
+        """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
+        stages = self._stage_views(seconds, is_last)
+        cluster = self._parts.cluster
+        if cluster is not None:
+            self._look_at_nodes()
+        running = {
+            worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
+            for pool in self._parts.pools
+            for worker in pool.workers.values()
+        }
+        return Snapshot(
+            run_id,
+            round(seconds, 3),
+            stages=stages,
+            pools=tuple(pool_view(pool, seconds) for pool in self._parts.pools),
+            devices=self._device_views(seconds),
+            memory=self._memory(),
+            processes=self._sampler.processes if cluster is None else self._processes_of_all_nodes(),
+            seconds_left=_seconds_left(stages),
+            workers=self._sampler.workers.views(None if is_last else running),
+            checkpoint=self.checkpoint(seconds),
+            metrics=tuple(metrics),
+            nodes=cluster.nodes() if cluster is not None else (),
+        )
+
+    def _look_at_nodes(self) -> None:
+        """Pass on what workers on other machines have said of themselves."""
+        for pool in self._parts.pools:
+            for worker in pool.workers.values():
+                if worker.is_connected:
+                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident)
+
+    def _processes_of_all_nodes(self) -> ProcessMemory:
+        """Return the memory of this process and of all workers, as far as they have said."""
+        used = self._sampler.processes.used
+        used += sum(worker.resident for pool in self._parts.pools for worker in pool.workers.values())
+        self._peak = max(self._peak, used)
+        return ProcessMemory(used, self._peak)
+
+    def checkpoint(self, seconds: float) -> CheckpointView | None:
+        """Return the state of the checkpoints of a durable run, ``seconds`` after its start."""
+        if self._parts.checkpoint is None:
+            return None
+        progress = self._parts.checkpoint.progress
+        last_at = None if progress.last_at is None else seconds - (time.monotonic() - progress.last_at)
+        return CheckpointView(
+            progress.count,
+            None if last_at is None else round(max(0.0, last_at), 3),
+            round(progress.last_seconds, 6),
+            self._sampler.folder_bytes,
+        )
+
+    def inference(self) -> Views:
+        """Return how models do, by stage, when the last snapshot was taken."""
+        return {stage_id: progress.inference for stage_id, progress in self._progress.items()}
+
+    def user_metrics(self) -> list[MetricView]:
+        """Return what user code has counted in committed bundles."""
+        steps = (step for stage in self._parts.stages for step in stage.plan.steps)
+        return user_metrics(self._parts.metrics.by_stage(), steps)
+
+    def _stage_views(self, seconds: float, is_last: bool) -> tuple[StageView, ...]:
+        running: dict[str, list[Bundle]] = {stage.id: [] for stage in self._parts.stages}
+        workers = dict.fromkeys(running, 0)
+        for pool in self._parts.pools:
+            for worker in pool.workers.values():
+                for bundle in worker.bundles.values():
+                    running[bundle.stage.id].append(bundle)
+                for stage_id in {bundle.stage.id for bundle in worker.bundles.values()}:
+                    workers[stage_id] += 1
+        return tuple(
+            self._stage_view(stage, running[stage.id], workers[stage.id], seconds, is_last)
+            for stage in self._parts.stages
+        )
+
+    def _stage_view(
+        self, stage: StageRun, running: list[Bundle], workers: int, seconds: float, is_last: bool
+    ) -> StageView:
+        retrying = stage.retries
+        waiting_for_sides = stage.gate.count if stage.gate is not None else 0
+        queued = stage.queued + waiting_for_sides + sum(bundle.count for bundle in retrying)
+        waiting = queued + sum(bundle.left for bundle in running)
+        status, by = self._statuses.status(stage, len(running))
+        progress, stream = self._progress[stage.id], self._streams.get(stage.id)
+        sample = stage.usage.sample.kept if is_last else []  # not while the run goes on: it would swell every snapshot
+        stalls = _stalls(running)
+        is_stalled = any(stall.is_stalled for stall in stalls)
+        progress.update(seconds, len(running), waiting, self._arrived(stage), is_stalled=is_stalled)
+        return StageView(
+            stage.id,
+            status,
+            by,
+            elements=progress.elements,
+            rate=round(progress.rate, 2),
+            queued=queued,
+            queued_bytes=stage.queued_bytes,
+            running=len(running),
+            workers=workers,
+            busy_seconds=round(stage.busy.seconds / stage.pool.plan.slots, 3),
+            fraction=None if progress.fraction is None else round(progress.fraction, 3),
+            seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
+            inference=progress.inference,
+            stream=stream.view(None if is_last else running, self._parts.clock.micros()) if stream else None,
+            kafka=progress.kafka.views(seconds, is_last=is_last),
+            bundles=stage.bundles_done,
+            retries=stage.usage.failed,
+            cpu_seconds=round(stage.usage.cpu_seconds, 6),
+            peak_resident=stage.usage.peak_resident,
+            output_bytes=stage.usage.output_bytes,
+            stalls=stalls,
+            bundle_seconds=tuple(round(seconds, 6) for seconds, _ in sample),
+            bundle_elements=tuple(elements for _, elements in sample),
+        )
+
+    def _arrived(self, stage: StageRun) -> float | None:
+        """Return the fraction of the stage's input that has been written, or None if a writer's progress is unknown."""
+        arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.plan.reads), default=1.0)
+        for writer in self._statuses.writers_before[stage.id]:
+            fraction = self._progress[writer.id].fraction
+            if fraction is None:
+                return None
+            arrived = min(arrived, fraction)
+        return arrived
+
+    def _device_views(self, seconds: float) -> tuple[DeviceView, ...]:
+        busy: dict[str, float] = {}
+        for pool in self._parts.pools:
+            for index, devices in enumerate(pool.plan.device_groups):
+                for device in devices:
+                    busy[device] = busy.get(device, 0.0) + pool.worker_busy[index].spanned_seconds
+        views: list[DeviceView] = []
+        for device, busy_seconds in busy.items():
+            use = self._sampler.devices.get(device)
+            views.append(DeviceView(device, _fraction(busy_seconds, seconds), **({} if use is None else asdict(use))))
+        return tuple(views)
+
+
+def pool_view(pool: PoolRun, seconds: float) -> PoolView:
+    """Return the state of a pool ``seconds`` after the run's start."""
+    busy_seconds = sum(busy.spanned_seconds for busy in pool.worker_busy)
+    starting = [worker.process for worker in pool.workers.values() if not worker.is_connected]
+    waiting = [words for process in starting if process is not None and (words := process.waits_for())]
+    return PoolView(
+        pool.plan.name,
+        workers=sum(worker.is_connected for worker in pool.workers.values()),
+        # Sources of streams have slots of their own, and mostly wait.
+        busy=sum(not b.stage.is_source for worker in pool.workers.values() for b in worker.bundles.values()),
+        slots=pool.most_workers() * pool.plan.slots,
+        busy_seconds=round(busy_seconds, 3),
+        busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
+        waiting=len(waiting),
+        waits_for=waiting[0] if waiting else "",
+    )
+
+
+def stall_view(stall: Stall) -> StallView:
+    """Return what views and records show of a bundle that takes long."""
+    return StallView(
+        stall.step,
+        round(stall.seconds, 1),
+        stall.doing,
+        stall.is_stalled,
+        worker=stall.worker,
+        pid=stall.pid,
+        node=stall.node,
+        state=stall.state,
+        waits_for=mask_text(stall.waits_for),
+        place=describe_location(stall.location) if stall.location else "",
+    )
+
+
+def _stalls(running: Iterable[Bundle]) -> tuple[StallView, ...]:
+    found = [bundle.attempt.stall for bundle in running if bundle.attempt is not None and bundle.attempt.stall]
+    found.sort(key=lambda stall: (stall.is_stalled, stall.seconds), reverse=True)
+    return tuple(stall_view(stall) for stall in found[:_MOST_STALLS])
+
+
+def _seconds_left(stages: Sequence[StageView]) -> float | None:
+    """Return the longest time that a stage needs; None if none is known, or a stage may need any time."""
+    if any(stage.stalled_seconds for stage in stages):
+        return None
+    return max((stage.seconds_left for stage in stages if stage.seconds_left is not None), default=None)
+
+
+def _fraction(some: float, whole: float) -> float:
+    return round(min(1.0, some / whole), 3) if whole > 0 else 0.0
+
+
+def _distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
+    """Return a label for each stage id. Stages with equal labels are told apart by their innermost steps."""
+    stages = list(stages)
+    common = [stage.label for stage in stages]
+    labels: dict[str, str] = {}
+    for stage in stages:
+        label = stage.label
+        if common.count(label) > 1 and stage.steps:
+            label = f"{label} ({stage.steps[-1].rsplit('/', 1)[-1].split('(', 1)[0]})"
+        taken = set(labels.values())
+        labels[stage.id] = next(name for name in (label, f"{label} {stage.id}") if name not in taken)
+    return labels
+
+
+class _Statuses:
+    """Finds out what each stage does or waits for."""
+
+    def __init__(
+        self,
+        stages: Sequence[StageRun],
+        buffers: dict[bytes, BufferRun],
+        clock: Clock,
+        label_of: Callable[[StageRun], str],
+    ) -> None:
+        self._clock = clock
+        self._label_of = label_of
+        self.writers_before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
+        self.side_input_writers = {
+            run.id: _writers(buffers[side_input.buffer_id] for side_input in run.plan.side_inputs) for run in stages
+        }
+        self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
+
+    def status(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
+        """Return the status of a stage with ``running`` bundles, and the labels of the stages or pool it waits for."""
+        if stage.is_done():
+            return "done", ()
+        if not stage.is_ready:
+            return "waiting", self._unfinished(self.side_input_writers[stage.id])
+        if not running and stage.gate is not None and stage.gate.count and not stage.queued:
+            return "waiting", self._unfinished(self.side_input_writers[stage.id])
+        has_work = stage.has_work(self._clock.micros())
+        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
+        if running:  # a queue that is full only with what its own bundles are about to write holds nobody back
+            full = [reader for reader in full if reader.queued_bytes]
+        if full:
+            return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
+        if running:
+            return "busy", ()
+        is_worker_free = stage.pool.free_slots() > 0
+        before = self._unfinished(self.writers_before[stage.id])
+        # A sink with little input waits for more, in order to write fewer files.
+        if before and (not has_work or (stage.plan.is_sink and is_worker_free)):
+            return "starved", before
+        if has_work:
+            return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
+        return "waiting", ()  # for a timer or a delayed element
+
+    def _unfinished(self, stages: Iterable[StageRun]) -> tuple[str, ...]:
+        return tuple(self._label_of(stage) for stage in stages if not stage.is_done())
+
+
+def _writers(buffers: Iterable[BufferRun]) -> list[StageRun]:
+    return list(dict.fromkeys(writer for buffer in buffers for writer in buffer.writers))
