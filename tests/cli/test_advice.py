@@ -11,7 +11,7 @@ import pytest
 
 import luminosity
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
-from luminosity.cli import exits
+from luminosity.cli.common import exits
 from luminosity.cli.main import main
 from luminosity.errors import Fix, TableError
 

@@ -16,7 +16,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from luminosity.cli import exits, show
+from luminosity.cli import show
+from luminosity.cli.common import exits
 from luminosity.cli.enrich.report import print_report
 from luminosity.cli.main import main
 from luminosity.engine.termination import Terminated, cancel_on_sigterm

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
-from luminosity.cli.exits import (
+from luminosity.cli.common.exits import (
     FAILED,
     WRONG_USE,
     cancel_runs,

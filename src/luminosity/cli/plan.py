@@ -10,9 +10,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, WRONG_USE, discard_output, fail, interrupted, script_failed
-from luminosity.cli.output import json_text
-from luminosity.cli.run import is_yaml, own_options, problem, run_script
+from luminosity.cli.common.exits import FAILED, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.output import json_text
+from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
 from luminosity.errors import LuminosityError, ReplayError
 
 if TYPE_CHECKING:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import runpy
 import sys
-from collections.abc import Generator
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
 from luminosity.beam_fixes.lean_beam import import_beam
-from luminosity.cli.exits import FAILED, WRONG_USE, fail, script_failed
+from luminosity.cli.common.exits import FAILED, WRONG_USE, fail, script_failed
+from luminosity.cli.common.scripts import is_yaml, problem, run_script
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
-__all__ = ["add_to", "is_yaml", "own_options", "problem", "run", "run_script"]
-
-_RUNNER = "luminosity.LuminosityRunner"
+__all__ = ["add_to", "run"]
 
 _DESCRIPTION = """\
 Run a script that builds and runs a Beam pipeline. The pipeline runs on
@@ -115,83 +110,3 @@ def _run(script: str, options: list[str]) -> int:
     except Exception as error:
         return script_failed(error)
     return 0
-
-
-def run_script(script: str, options: list[str], runner: str = _RUNNER) -> None:
-    """Run ``script`` as Python would, with ``options`` as its command line; build and run a pipeline in YAML.
-
-    Pipelines run on ``runner``, unless ``options`` or the script name another one.
-    """
-    runner = _apply(options, runner)
-    sys.argv = [script, *options]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    with _runner_by_default(runner):
-        if is_yaml(script):
-            from luminosity.beam_yaml.pipeline_file import PipelineFile
-
-            PipelineFile(script, options).run()
-        else:
-            runpy.run_path(script, run_name="__main__")
-
-
-@contextlib.contextmanager
-def _runner_by_default(runner: str) -> Generator[None]:
-    """Within the context, ``runner`` is the default of ``--runner`` in each parser that has it: Beam's, a script's.
-
-    The option is not added to ``sys.argv``: a script may count its arguments, or take all of them for its own.
-    """
-    parse = argparse.ArgumentParser.parse_known_args
-
-    def parse_with_default(self: Any, args: Any = None, namespace: Any = None) -> Any:
-        option = self._option_string_actions.get("--runner")
-        if option is not None and option.nargs is None and (option.choices is None or runner in option.choices):
-            option.default, option.required = runner, False
-        return parse(self, args, namespace)
-
-    argparse.ArgumentParser.parse_known_args = parse_with_default
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser.parse_known_args = parse
-
-
-def is_yaml(script: str) -> bool:
-    """Return whether a file's name says that it is a pipeline in YAML."""
-    return script.lower().endswith((".yaml", ".yml"))
-
-
-def own_options(parser: argparse.ArgumentParser, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return a command's own options among ``words``, and the other words. All that follows ``--`` is the script's."""
-    cut = words.index("--") if "--" in words else len(words)
-    own, rest = parser.parse_known_args(words[:cut])
-    return own, [*rest, *words[cut + 1 :]]
-
-
-def problem(script: str) -> str:
-    """Return what is wrong with the word in the script's place, or an empty string."""
-    if not script:
-        return "found no script"
-    if script.startswith("-"):
-        return f"found {script} before the script"
-    if os.path.isdir(script):
-        return f"{script} is a folder"
-    return "" if os.path.exists(script) else f"{script}: no such file"
-
-
-def _apply(options: list[str], runner: str) -> str:
-    """Make the runner's options among ``options`` the defaults of all pipelines; return the default runner's name."""
-    from apache_beam.options.pipeline_options import StandardOptions
-
-    from luminosity.runner_options import LuminosityOptions
-
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--runner", default=runner)
-    for flag in RUNNER_FLAGS:
-        if flag.metavar:
-            parser.add_argument(f"--{flag.name}", action="append" if flag.is_list else "store")
-        else:
-            parser.add_argument(f"--{flag.name}", action="store_true", default=None)
-    known = vars(parser.parse_known_args(options)[0])
-    StandardOptions.DEFAULT_RUNNER = named = known.pop("runner")
-    LuminosityOptions.defaults.update({name: value for name, value in known.items() if value is not None})
-    return named

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -13,13 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.cli.numbers import count
-from luminosity.errors import RecordError
+from luminosity.cli.common.options import add_folder_option, chosen_folder, count
 from luminosity.runs import records
 from luminosity.runs.records import Damaged, Record
 from luminosity.runs.views import words
 
-__all__ = ["add_folder_option", "add_to", "chosen_folder", "runs"]
+__all__ = ["add_to", "runs"]
 
 _LIMIT = 20  # runs; about a screen
 _HEADS = ("run", "started", "pipeline", "state", "took")
@@ -61,32 +59,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--limit", type=count, default=_LIMIT, metavar="N", help=f"at most N runs (default: {_LIMIT})")
     add_folder_option(parser)
     parser.set_defaults(command=lambda parsed: runs(chosen_folder(parsed), parsed.limit))
-
-
-def add_folder_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--run_dir`` to a command that reads recorded runs."""
-    parser.add_argument(
-        "--run_dir",
-        metavar="DIR",
-        help="folder with the recorded runs (default: $LUMINOSITY_RUN_DIR, or ~/.luminosity/runs)",
-    )
-
-
-def chosen_folder(parsed: argparse.Namespace) -> Path:
-    """Return the folder with the recorded runs, which may not exist yet.
-
-    Raises :class:`RecordError` if runs are not recorded, or if it is no folder that this user can read.
-    """
-    found = records.folder(parsed.run_dir)
-    if found is None:
-        raise RecordError("runs are not recorded: --run_dir or LUMINOSITY_RUN_DIR is off", fix="pass --run_dir=DIR")
-    if os.path.lexists(found) and not os.path.isdir(found):
-        raise RecordError(f"{found}: found a file, expected the folder of recorded runs", fix="pass --run_dir=DIR")
-    if os.path.isdir(found) and not os.access(found, os.R_OK | os.X_OK):
-        raise RecordError(
-            f"{found}: found a folder that you can't read", fix="pass --run_dir=DIR with one that you can"
-        )
-    return found
 
 
 def runs(folder: Path, limit: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from luminosity._shared import descendants
 from luminosity._shared.text import parse_size
-from luminosity.cli.exits import FAILED, fail, interrupted, was_terminated
+from luminosity.cli.common.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.cli import runs
+from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
 from luminosity.runs.manifest.manifest import load
 from luminosity.runs.records import Record, find
@@ -52,14 +52,14 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON, with all metrics")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.add_argument("--manifest", action="store_true", help="print the run's manifest, see `lum rerun`, as JSON")
     parser.add_argument("--traceback", action="store_true", help="print the whole traceback with which the run failed")
     parser.set_defaults(command=_command)
 
 
 def _command(parsed: argparse.Namespace) -> int:
-    folder = runs.chosen_folder(parsed)
+    folder = chosen_folder(parsed)
     record = find(folder, parsed.run)
     if parsed.manifest:
         print(json.dumps(load(folder, record.started.run).to_json(), indent=2))

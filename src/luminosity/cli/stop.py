@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from luminosity.cli import runs
-from luminosity.cli.exits import FAILED, fail
+from luminosity.cli.common.exits import FAILED, fail
+from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.errors import RecordError
 from luminosity.runs import requests
 from luminosity.runs.records import Record, find
@@ -84,7 +84,7 @@ def add_to(commands: Any) -> None:
             metavar="SECONDS",
             help=f"how long to wait for the end of the run (default: {_PATIENCE_S[action]:.0f})",
         )
-        runs.add_folder_option(parser)
+        add_folder_option(parser)
         parser.set_defaults(command=_command(action))
 
 
@@ -92,7 +92,7 @@ def _command(action: Action) -> Any:
     def command(parsed: argparse.Namespace) -> int:
         if os.sep in parsed.run or (os.path.isdir(parsed.run) and parsed.run != "last"):
             return end_by_checkpoint(parsed.run, action, parsed.timeout)
-        return end(runs.chosen_folder(parsed), parsed.run, action, parsed.timeout)
+        return end(chosen_folder(parsed), parsed.run, action, parsed.timeout)
 
     return command
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from luminosity.cli.drift.sources import open_source, read_sample
-from luminosity.cli.table_options import TableReader
+from luminosity.cli.common.table_options import TableReader
 from luminosity.drift.transforms.files import npy_rows
 from luminosity.errors import DriftError
 

@@ -8,9 +8,9 @@ import os
 from typing import Any
 
 from luminosity._shared.text import list_some, parse_duration
-from luminosity.cli import runs
 from luminosity.cli.advise.report import print_report
-from luminosity.cli.output import json_text
+from luminosity.cli.common.options import add_folder_option, chosen_folder
+from luminosity.cli.common.output import json_text
 from luminosity.errors import OptionError, WriteError
 from luminosity.operate.cost.prices import load_prices
 from luminosity.report_page.document import write_page
@@ -53,7 +53,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--write", metavar="FILE", help="write the hints into FILE, for --pools=fitted --hints=FILE")
     parser.add_argument("--prices", metavar="FILE", help="your own price sheet, as JSON (default: dated list prices)")
     parser.add_argument("--deadline", metavar="TIME", help="the time in which a run should end, such as 90s, 45m or 2h")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.set_defaults(command=_command)
 
 
@@ -61,7 +61,7 @@ def _command(parsed: argparse.Namespace) -> int:
     deadline_s = _deadline(parsed.deadline)
     prices = load_prices(parsed.prices)
     _check_file(parsed.write)
-    folder = runs.chosen_folder(parsed)
+    folder = chosen_folder(parsed)
     records = {record.started.run: record for record in (find(folder, wanted) for wanted in parsed.run)}
     # Only now: it imports Beam, which takes a second.
     from luminosity.operate.advice.advise import advise, hints_content, to_json

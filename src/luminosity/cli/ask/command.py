@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from luminosity.cli.exits import FAILED, fail
+from luminosity.cli.common.exits import FAILED, fail
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]

@@ -16,8 +16,8 @@ from luminosity._shared.text import did_you_mean, list_some, shorten
 from luminosity.answering import Answer, Answerer, Question
 from luminosity.answering.default_models import default_embedder
 from luminosity.answering.retrieval import Retriever, SearchSettings
-from luminosity.cli.exits import FAILED, fail, print_ignoring_closed_pipe
-from luminosity.cli.output import ProgressLine, json_text
+from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.output import ProgressLine, json_text
 from luminosity.errors import LuminosityError, OptionError, StoreError
 from luminosity.inference.handlers.http.http_handler import HttpModelHandler
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from luminosity.cli.exits import FAILED, interrupted, was_terminated
-from luminosity.cli.numbers import count
+from luminosity.cli.common.exits import FAILED, interrupted, was_terminated
+from luminosity.cli.common.options import count
 from luminosity.errors import OptionError
 from luminosity.inference.model_names import HANDLER_HELP, handler_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from luminosity.cli.exits import FAILED, fail
-from luminosity.cli.table_options import add_table_options
+from luminosity.cli.common.exits import FAILED, fail
+from luminosity.cli.common.table_options import add_table_options
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]

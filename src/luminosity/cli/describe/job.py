@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from luminosity._shared.text import printable, shorten
-from luminosity.cli.exits import print_ignoring_closed_pipe
-from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
-from luminosity.cli.table_options import TableReader, csv_arguments
+from luminosity.cli.common.exits import print_ignoring_closed_pipe
+from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
+from luminosity.cli.common.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
 from luminosity.evaluation.description.describe_table import DescriptionState, describe_states

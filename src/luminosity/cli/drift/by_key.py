@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from luminosity.cli.common.output import ProgressLine, tell_who_reads
+from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.job import (
     EXIT_CODES,
     PAST_TESTS,
@@ -22,8 +24,6 @@ from luminosity.cli.drift.job import (
 from luminosity.cli.drift.report import describe_settings, print_verdicts, settings_by_key
 from luminosity.cli.drift.sources import Source, read_keyed_sample
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.cli.output import ProgressLine, tell_who_reads
-from luminosity.cli.table_options import TableReader
 from luminosity.drift.by_key import KeyedComparison, compare_keys
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows

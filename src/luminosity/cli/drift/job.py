@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from luminosity.cli.common.exits import DRIFT, TOO_FEW_ROWS
+from luminosity.cli.common.output import ProgressLine, check_report, tell_who_reads
+from luminosity.cli.common.table_options import TableReader, csv_arguments
 from luminosity.cli.drift.report import describe_settings, print_verdict, settings_of
 from luminosity.cli.drift.sources import Source, open_source, read_sample
-from luminosity.cli.exits import DRIFT, TOO_FEW_ROWS
-from luminosity.cli.output import ProgressLine, check_report, tell_who_reads
-from luminosity.cli.table_options import TableReader, csv_arguments
 from luminosity.drift.compare import SampleComparison, compare_prepared
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.drift.samples import SampledRows, prepare_samples

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from luminosity.cli.common.exits import print_ignoring_closed_pipe
+from luminosity.cli.common.output import json_text
 from luminosity.cli.drift.sources import Source
-from luminosity.cli.exits import print_ignoring_closed_pipe
-from luminosity.cli.output import json_text
 from luminosity.drift.by_key import KeyedComparison, key_text
 from luminosity.drift.result import MMDTestResult
 from luminosity.drift.samples import PreparedSamples

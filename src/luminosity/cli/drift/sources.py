@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.cli.table_options import TableReader
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.errors import DriftError, Fix, OptionError, TableError
 from luminosity.io.formats import recognise

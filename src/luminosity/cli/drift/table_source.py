@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from luminosity._shared.text import list_some
-from luminosity.cli.table_options import TableReader
+from luminosity.cli.common.table_options import TableReader
 from luminosity.errors import DriftError, OptionError
 
 __all__ = ["TableSource"]

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from luminosity._shared.text import parse_duration
-from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
 from luminosity.engine.process_limits import check_address_space
 from luminosity.errors import LuminosityError, OptionError
 

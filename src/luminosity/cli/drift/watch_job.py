@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from luminosity.cli.common.exits import DRIFT, FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.sources import open_source, read_keyed_sample, read_sample
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.cli.exits import DRIFT, FAILED, fail, print_ignoring_closed_pipe
-from luminosity.cli.table_options import TableReader
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.drift.watch.config import FileWatch, WatchConfig
 from luminosity.drift.watch.state import Silence, load_state, only_watch, state_file, state_to_change

@@ -8,10 +8,10 @@ from typing import Any
 
 from luminosity._shared.text import did_you_mean
 from luminosity.beam_fixes.lean_beam import import_beam
+from luminosity.cli.common.exits import FAILED, WRONG_USE, cancel_runs, fail
+from luminosity.cli.common.options import count
+from luminosity.cli.common.table_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
-from luminosity.cli.exits import FAILED, WRONG_USE, cancel_runs, fail
-from luminosity.cli.numbers import count
-from luminosity.cli.table_options import add_csv_options
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed

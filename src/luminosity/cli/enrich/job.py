@@ -17,11 +17,11 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import PipelineState
 
 from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
+from luminosity.cli.common.table_options import csv_arguments, tell_doubts
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.progress import RowProgress
 from luminosity.cli.enrich.report import print_report
 from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
-from luminosity.cli.table_options import csv_arguments, tell_doubts
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity import ReadTable
 from luminosity._shared.text import shorten
-from luminosity.cli.exits import print_ignoring_closed_pipe
+from luminosity.cli.common.exits import print_ignoring_closed_pipe
 from luminosity.core import InferenceMetrics
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import argparse
 from functools import partial
 from typing import Any
 
-from luminosity.cli.exits import FAILED, fail
-from luminosity.cli.numbers import count, fraction, number, whole_number
-from luminosity.cli.table_options import add_table_options
+from luminosity.cli.common.exits import FAILED, fail
+from luminosity.cli.common.options import count, fraction, number, whole_number
+from luminosity.cli.common.table_options import add_table_options
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]

@@ -12,9 +12,9 @@ from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.text import printable
-from luminosity.cli.exits import NOT_MET, print_ignoring_closed_pipe
-from luminosity.cli.output import ProgressLine, check_report, json_text, tell_who_reads
-from luminosity.cli.table_options import TableReader, csv_arguments
+from luminosity.cli.common.exits import NOT_MET, print_ignoring_closed_pipe
+from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
+from luminosity.cli.common.table_options import TableReader, csv_arguments
 from luminosity.errors import OptionError
 from luminosity.evaluation.columns import roots_of
 from luminosity.evaluation.evaluate_table import evaluate_batches

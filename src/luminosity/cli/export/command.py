@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
-from luminosity.cli.run import is_yaml, own_options, problem, run_script
+from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:

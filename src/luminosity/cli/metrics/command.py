@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from luminosity.cli import runs
+from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.drift.history import DriftHistory
 from luminosity.errors import OptionError
 from luminosity.extras import check
@@ -52,7 +52,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--prices", metavar="FILE", help="price sheet for the cost of runs (default: list prices)")
     parser.add_argument("--dashboard", metavar="FILE", help="write a dashboard for Grafana, and no metrics")
     parser.add_argument("--rules", metavar="FILE", help="write alert rules for Prometheus, and no metrics")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.set_defaults(command=metrics)
 
 
@@ -80,7 +80,7 @@ def metrics(parsed: argparse.Namespace) -> int:
                 fix="pass the file of `lum drift --history`",
             )
         DriftHistory(history, read_only=True)  # raises an error if the file is something else
-    found = text.metrics_text(runs.chosen_folder(parsed), parsed.history, parsed.prices)
+    found = text.metrics_text(chosen_folder(parsed), parsed.history, parsed.prices)
     if parsed.out is None:
         print(found, end="")
     else:

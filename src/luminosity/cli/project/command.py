@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from luminosity._shared.text import did_you_mean
-from luminosity.cli.child import run_child
-from luminosity.cli.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.common.child import run_child
+from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
 from luminosity.cli.project.project_file import Project, Step
 from luminosity.cli.project.step_state import StepState, inputs_of, save_state, why_to_run
 from luminosity.errors import LuminosityError, OptionError

@@ -12,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from luminosity.cli import runs
-from luminosity.cli.child import run_child
-from luminosity.cli.exits import DIFFERENT, FAILED, fail
-from luminosity.cli.numbers import number
-from luminosity.cli.output import json_text
+from luminosity.cli.common.child import run_child
+from luminosity.cli.common.exits import DIFFERENT, FAILED, fail
+from luminosity.cli.common.options import add_folder_option, chosen_folder, number
+from luminosity.cli.common.output import json_text
 from luminosity.cli.rerun.outcome import Outcome, compare_outputs, compare_reads
 from luminosity.cli.rerun.redirect import Redirected, copy_inputs, redirect, with_secrets
 from luminosity.errors import Fix, OptionError, RecordError
@@ -82,13 +81,13 @@ def add_to(commands: Any) -> None:
         help=f"largest difference of numbers, relative above 1, that counts as rounding (default: {_TOLERANCE:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.set_defaults(command=rerun)
 
 
 def rerun(parsed: argparse.Namespace) -> int:
     """Do a run again and compare; return the exit code. ``parsed.more`` are further options of the run."""
-    folder = runs.chosen_folder(parsed)
+    folder = chosen_folder(parsed)
     manifest = manifests.load(folder, records.find(folder, parsed.run).started.run, to_run=True)
     changes = differences_from_now(manifest, version("luminosity"))
     if parsed.check:

@@ -7,8 +7,7 @@ import json
 import sys
 from typing import Any
 
-from luminosity.cli import runs
-from luminosity.cli.numbers import count
+from luminosity.cli.common.options import add_folder_option, chosen_folder, count
 from luminosity.cli.simulate.parsing import amount, at_least_zero, autoscale, pool, rows
 
 __all__ = ["add_to"]
@@ -82,7 +81,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="write a page with pictures; it loads nothing from the network")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.set_defaults(command=_command)
 
 
@@ -105,7 +104,7 @@ def _command(parsed: argparse.Namespace) -> int:
         preempted_per_hour=parsed.preempt,
         measured_rows=parsed.measured_rows,
     )
-    record = find(runs.chosen_folder(parsed), parsed.run)
+    record = find(chosen_folder(parsed), parsed.run)
     result = forecast(record, scenario, load_prices(parsed.prices), parsed.seeds)
     if parsed.out is not None:
         write_page(parsed.out, page(result, title(result, parsed.models)), WriteError)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from luminosity._shared.text import did_you_mean, parse_size
-from luminosity.cli.numbers import number
+from luminosity.cli.common.options import number
 from luminosity.operate.simulation.scenario import PoolOrder
 from luminosity.operate.simulation.workload import AutoscaleRange
 

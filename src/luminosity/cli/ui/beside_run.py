@@ -7,7 +7,7 @@ import atexit
 import sys
 from collections.abc import Sequence
 
-from luminosity.cli.runs import chosen_folder
+from luminosity.cli.common.options import chosen_folder
 from luminosity.operate.page.beside import PageBeside
 
 __all__ = ["open_beside"]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from luminosity._shared.shared_folders import who_else_writes
-from luminosity.cli import runs
-from luminosity.cli.exits import interrupted, was_terminated
+from luminosity.cli.common.exits import interrupted, was_terminated
+from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.errors import OptionError
 from luminosity.extras import check
 
@@ -62,7 +62,7 @@ def add_to(commands: Any) -> None:
         help="the loopback address to listen on: 127.0.0.1, localhost or ::1 (default: 127.0.0.1)",
     )
     parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
-    runs.add_folder_option(parser)
+    add_folder_option(parser)
     parser.add_argument(
         "--drift",
         action="append",
@@ -79,7 +79,7 @@ def add_to(commands: Any) -> None:
 
 def ui(parsed: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C or SIGTERM; return the exit code."""
-    folder = runs.chosen_folder(parsed)
+    folder = chosen_folder(parsed)
     for module in ("starlette", "uvicorn"):
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices

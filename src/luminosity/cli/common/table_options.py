@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.exits import fail
+from luminosity.cli.common.exits import fail
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:

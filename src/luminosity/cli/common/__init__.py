@@ -1,0 +1,1 @@
+"""What the commands of ``lum`` share: options, output, tables, scripts and exit codes."""
