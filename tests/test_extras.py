@@ -26,14 +26,10 @@ def _declared() -> set[str]:
     return set(declared) - _FOR_DEVELOPERS
 
 
-def test_the_lists_of_extras_are_complete() -> None:
+def test_the_list_of_extras_is_complete() -> None:
     started = (_ROOT / "docs/getting-started.md").read_text().partition("| extra |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1] for line in started.splitlines() if line.startswith("| `")]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == _declared()
-    readme = (
-        (_ROOT / "README.md").read_text().partition("Models and stores have extras")[2].partition("says what each")[0]
-    )
-    assert set(re.findall(r"`(\w+)`", readme)) == _declared()
 
 
 def test_no_page_names_a_package_that_no_index_has() -> None:
