@@ -1,5 +1,6 @@
 PYTHON ?= python3
-VENV := .venv
+# Another Python gets its own environment: make test PYTHON=python3.12 installs into .venv-3.12.
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
@@ -89,6 +90,6 @@ docs: setup ## build the documentation's site into build/site
 bench: setup ## run the benchmarks
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
-clean: ## remove .venv and everything generated
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove the environments and everything generated
+	rm -rf .venv .venv-3.* build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
