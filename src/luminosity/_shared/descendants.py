@@ -34,6 +34,7 @@ __all__ = [
     "end_left_over",
     "end_owned_by",
     "end_started",
+    "fork_lock",
     "join",
     "join_inherited",
     "left_over",
@@ -45,6 +46,12 @@ _IS_MARK = 1 << (_PID_BITS + _FAMILY_BITS)
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL: a server needs about a second to stop
 _GIVE_UP_S = 2.0  # after SIGKILL, for a process that can't be ended now, such as one of another user
 _POLL_S = 0.01  # short beside the end of a process
+
+# Hold this from the moment a pipe to a new process is made until its other end is closed here. A process that the user
+# forks on another thread meanwhile would inherit that end and keep it open, and ``subprocess`` waits until one such
+# pipe of its own is closed.
+fork_lock = threading.RLock()
+os.register_at_fork(before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=fork_lock.release)
 
 
 @functools.cache
@@ -233,22 +240,23 @@ class Keeper:
             return
         import subprocess  # the keeper itself does not need it
 
-        read_end, self._lifeline = os.pipe()  # open until this process has ended
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(read_end), str(self._owner), str(self.family)],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=[read_end],
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(read_end)
+        with fork_lock:
+            read_end, self._lifeline = os.pipe()  # open until this process has ended
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", __file__, str(read_end), str(self._owner), str(self.family)],
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[read_end],
+                )
+            except BaseException:
+                os.close(self._lifeline)
+                raise
+            finally:
+                os.close(read_end)
         threading.Thread(target=process.wait, name="luminosity-keeper", daemon=True).start()
 
 

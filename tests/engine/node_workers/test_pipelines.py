@@ -24,7 +24,7 @@ from apache_beam.transforms.userstate import CombiningValueStateSpec, TimerSpec,
 
 from luminosity.cli.main import main
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.node_workers import launcher, server
+from luminosity.engine.node_workers import launcher, node_process, server
 from luminosity.engine.node_workers.objects import ObjectTable, RemoteObject
 from luminosity.errors import StepFailed
 from tests.fake_cluster import FakeCluster, fake_cluster
@@ -284,6 +284,13 @@ def _note_process(_: int, folder: str) -> None:
     wait_for(lambda: os.path.exists(os.path.join(folder, "end")), _PATIENCE_S)
 
 
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return "NodeAgent" in "".join(process.cmdline())
+    except psutil.NoSuchProcess:  # Ray ends idle processes at any time
+        return False
+
+
 def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
     cluster: FakeCluster,
     tmp_path: Path,
@@ -292,6 +299,8 @@ def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Ray may report the agent's death later than the workers are lost; the test is about what is said then.
+    monkeypatch.setattr(node_process, "_KILL_TIMEOUT_S", float(_PATIENCE_S))
     (folder := tmp_path / "processes").mkdir()
     pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=4", "--run_dir=runs")
     _ = pipeline | beam.Create(range(4)) | beam.Reshuffle() | beam.Map(_note_process, str(folder))
@@ -299,8 +308,7 @@ def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
     try:
         assert wait_for(lambda: len(os.listdir(folder)) == 4, _PATIENCE_S)
         raylet = next(each for each in cluster.nodes[1].live_processes() if each[0] == "raylet")[1]
-        family = psutil.Process(raylet.pid).children(recursive=True)
-        agent = next(each for each in family if "NodeAgent" in "".join(each.cmdline()))
+        (agent,) = [each for each in psutil.Process(raylet.pid).children(recursive=True) if _is_agent(each)]
         agent.kill()
         assert wait_for(lambda: len(os.listdir(folder)) == 6, _PATIENCE_S), os.listdir(folder)
     finally:
@@ -311,7 +319,7 @@ def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
     assert sum("only this run's agent on it had ended" in each for each in said) == 1
     assert main(["show", "last", "--run_dir=runs"]) == 0
     node = cluster.nodes[1].node_id[:8]
-    lost = re.compile(rf"worker w\d of pool 'cpu' on node {node} was lost with its node or the run's agent there")
+    lost = re.compile(rf"worker w\d+ of pool 'cpu' on node {node} was lost with its node or the run's agent there")
     assert sum(bool(lost.match(each)) for each in said) == 2
     assert len(lost.findall(" ".join(capsys.readouterr().out.split()))) == 2
 

@@ -20,7 +20,7 @@ from tests.warm import WarmProcess
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE or IS_CLUSTER, reason="tests what only the engine does on one machine")
 
-_PATIENCE_S = 60
+_PATIENCE_S = 200  # on a busy machine: an interpreter that imports Beam may take half a minute
 
 Lum = Callable[..., tuple[WarmProcess, int]]
 
@@ -123,3 +123,29 @@ def test_where_processes_cannot_be_marked_their_group_ends(monkeypatch: pytest.M
     monkeypatch.setattr(descendants, "can_mark", lambda: False)
     descendants.end_group(owner.pid)
     assert wait_for(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE, _PATIENCE_S)
+
+
+_FORKING = """
+import os, signal, threading, time
+from luminosity._shared.descendants import Keeper
+
+thread = threading.Thread(target=lambda: [Keeper() for _ in range(20)], daemon=True)
+thread.start()
+forked = []
+while thread.is_alive() and len(forked) < 200:
+    forked.append(os.fork())
+    if forked[-1] == 0:
+        time.sleep(600)
+        os._exit(0)
+thread.join(30)
+print("is stuck" if thread.is_alive() else "has started all", flush=True)
+for pid in forked:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+os._exit(0)
+"""
+
+
+def test_a_process_starts_while_the_user_forks_others() -> None:
+    found = subprocess.run([sys.executable, "-c", _FORKING], stdout=subprocess.PIPE, text=True, timeout=_PATIENCE_S)
+    assert found.stdout == "has started all\n"

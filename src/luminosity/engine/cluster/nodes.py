@@ -15,6 +15,7 @@ __all__ = ["answers", "is_alive", "known_types", "leaving", "node_of", "nodes"]
 
 _TYPE = "accelerator_type:"  # a resource of nodes with an accelerator; the type follows
 _POLL_S = 0.1  # between two looks at an answer
+_LATE_S = 1.0  # between two questions to the cluster whether a node that has not answered is dead
 _KINDS = {"GPU": "gpu", "TPU": "tpu"}  # Ray's resources that are accelerators, with our names
 
 
@@ -32,16 +33,21 @@ def is_alive(node_id: str) -> bool:
 
 
 def answers(node_id: str, seconds: float, stop: threading.Event) -> bool:
-    """Return whether a node answers within some seconds: it runs a task. Returns earlier if ``stop`` is set."""
+    """Return whether a node answers: it runs a task. Returns False as soon as ``stop`` is set.
+
+    After some seconds the cluster knows whether a node is dead. One that is not may be too busy to answer earlier.
+    """
     ray = require("ray", "ray")
     place = require("ray.util.scheduling_strategies", "ray").NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(_nothing).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
     reference = task.remote()
     deadline = time.monotonic() + seconds
     while not ray.wait([reference], timeout=0)[0]:
-        if time.monotonic() > deadline or stop.wait(_POLL_S):
+        is_late = time.monotonic() > deadline
+        if stop.wait(_POLL_S) or (is_late and not is_alive(node_id)):
             ray.cancel(reference)
             return False
+        deadline = time.monotonic() + _LATE_S if is_late else deadline
     try:
         ray.get(reference)
     except ray.exceptions.RayError:

@@ -207,25 +207,26 @@ class ForkServer:
             variables = environment.variables(os.environ)
             self._name += f" of the Python environment {environment.prefix}"
             self._advice = f"see above what it can't import, and install that with {python} -m pip"
-        control, theirs = socket.socketpair()
-        read_end, self._lifeline = os.pipe()
         self._owner = os.getpid()
         self._family = descendants.Keeper.shared().family
-        self._process = subprocess.Popen(
-            [
-                python,
-                "-m",
-                "luminosity.engine.workers.forkserver",
-                *map(str, (theirs.fileno(), read_end, self._family)),
-            ],
-            pass_fds=[theirs.fileno(), read_end],
-            stdin=subprocess.DEVNULL,
-            cwd=_ROOT,
-            # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
-            env={**_QUIET_FORKS, **variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _joined(import_path)},
-        )
-        theirs.close()
-        os.close(read_end)
+        with descendants.fork_lock:
+            control, theirs = socket.socketpair()
+            read_end, self._lifeline = os.pipe()
+            self._process = subprocess.Popen(
+                [
+                    python,
+                    "-m",
+                    "luminosity.engine.workers.forkserver",
+                    *map(str, (theirs.fileno(), read_end, self._family)),
+                ],
+                pass_fds=[theirs.fileno(), read_end],
+                stdin=subprocess.DEVNULL,
+                cwd=_ROOT,
+                # BLAS threads would make forking unsafe; a worker's share of the cores is set when it starts.
+                env={**_QUIET_FORKS, **variables, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _joined(import_path)},
+            )
+            theirs.close()
+            os.close(read_end)
         self._control = control
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -345,19 +346,20 @@ class SpawnLauncher:
 
     def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
         """Spawn a worker. Returns before it has imported Beam."""
-        request_end, our_end = os.pipe()
-        lifeline_end, lifeline = os.pipe()
         family = descendants.Keeper.shared().family
-        arguments = map(str, (request_end, lifeline_end, family))
-        process = subprocess.Popen(
-            [request.python or sys.executable, "-m", "luminosity.engine.workers", *arguments],
-            pass_fds=[request_end, lifeline_end],
-            stdin=subprocess.DEVNULL,
-            cwd=_ROOT,
-            env={**_QUIET_FORKS, **request.environment, "PYTHONPATH": _joined(request.import_path)},
-        )
-        os.close(request_end)
-        os.close(lifeline_end)
+        with descendants.fork_lock:
+            request_end, our_end = os.pipe()
+            lifeline_end, lifeline = os.pipe()
+            arguments = map(str, (request_end, lifeline_end, family))
+            process = subprocess.Popen(
+                [request.python or sys.executable, "-m", "luminosity.engine.workers", *arguments],
+                pass_fds=[request_end, lifeline_end],
+                stdin=subprocess.DEVNULL,
+                cwd=_ROOT,
+                env={**_QUIET_FORKS, **request.environment, "PYTHONPATH": _joined(request.import_path)},
+            )
+            os.close(request_end)
+            os.close(lifeline_end)
 
         def wait() -> None:
             code = process.wait()

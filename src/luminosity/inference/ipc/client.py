@@ -159,15 +159,16 @@ class _Search:
             # shell; the host ends soon after its last client.
             command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command]
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                # PYTHONSAFEPATH keeps files of the working folder from shadowing what this process imports.
-                env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **self._environment},
-            )
+            with descendants.fork_lock:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    # PYTHONSAFEPATH keeps files of the working folder from shadowing what this process imports.
+                    env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **self._environment},
+                )
         finally:
             os.close(output)
         # The host may end long before this process; without a waiting thread it would stay as a zombie.
