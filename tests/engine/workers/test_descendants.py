@@ -108,10 +108,10 @@ def test_an_ending_leaves_nothing(lum: Lum, ending: str, tmp_path: Path) -> None
 
 _OWNER = """
 import os, subprocess, sys
-from luminosity import _descendants
+from luminosity._shared import descendants
 
-_descendants.can_mark = lambda: False
-_descendants.join(0)
+descendants.can_mark = lambda: False
+descendants.join(0)
 print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)
 os._exit(0)
 """
