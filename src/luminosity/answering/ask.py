@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import apache_beam as beam
@@ -21,8 +21,8 @@ from luminosity.answering.question import Question, question_of
 from luminosity.answering.retrieval import Retrieved, Retriever, SearchSettings, rows_for
 from luminosity.answering.settings import AskSettings, Options, text_of
 from luminosity.errors import LuminosityError
-from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.run_inference import RunInference
+from luminosity.inference.steps.expanding import ModelTransform
 from luminosity.inference.steps.messages import describe_failure
 
 __all__ = ["Ask"]
@@ -32,7 +32,7 @@ _NO_ROWS = "no_rows"
 _SEARCHED_AT_ONCE = 256  # questions: opening a store in a folder costs as much as searching for some of them
 
 
-class Ask(beam.PTransform[Any, Any]):
+class Ask(ModelTransform):
     """Answers questions from the rows of a vector store, with citations.
 
     A question is a text, a ``Question``, or a row (a mapping, a ``beam.Row``, a named tuple) with the field
@@ -46,6 +46,10 @@ class Ask(beam.PTransform[Any, Any]):
     The nearest rows of the store are numbered and quoted in a prompt. What the model writes is taken apart: only
     statements with a citation of one of these rows become bullets, and the answer's format is made from the parts. If
     there is none, the answer says that the reviews do not tell.
+
+    Resource hints, such as an accelerator, are for the step that writes answers. With ``with_exception_handling()`` it
+    returns ``(answers, dead letters)``. A dead letter is ``(element, (error class, message, traceback))``, with the
+    element as it came in. The threshold counts the failures of all steps together.
     """
 
     def __init__(
@@ -91,46 +95,11 @@ class Ask(beam.PTransform[Any, Any]):
         super().__init__()
         self._settings = AskSettings.of(where, collection, options)
         self._read = _Read(question_field, tuple(filter_fields))
-        self._hints: dict[str, Any] = {}
-        self._exception_handling: Mapping[str, Any] | None = None
-
-    def with_resource_hints(self, **kwargs: Any) -> Ask:
-        """Set hints for the step that writes answers, such as an accelerator."""
-        self._hints.update(kwargs)
-        return self
-
-    def with_exception_handling(
-        self,
-        *,
-        exc_class: type[BaseException] | tuple[type[BaseException], ...] = Exception,
-        use_subprocess: bool = False,
-        threshold: float = 1,
-        timeout: float | None = None,
-    ) -> Ask:
-        """Return dead letters instead of failing: the transform then gives ``(answers, dead letters)``.
-
-        A dead letter is ``(element, (error class, message, traceback))``, with the element as it came in.
-
-        Args:
-            exc_class: the errors to catch.
-            use_subprocess: run the models in separate processes, so that a crash becomes a dead letter, too.
-            threshold: the share of failures above which the pipeline fails.
-            timeout: seconds for one batch of a model, including its load.
-        """
-        handling: dict[str, Any] = {
-            "exc_class": exc_class,
-            "use_subprocess": use_subprocess,
-            "threshold": threshold,
-            "timeout": timeout,
-        }
-        self._exception_handling = handling
-        return self
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Read questions, embed them, search, build prompts, generate, and take the texts apart."""
         settings, failed = self._settings, list[Any]()
-        caught = (self._exception_handling or {}).get("exc_class", ())
-        caught = caught if isinstance(caught, tuple) else (caught,)
+        caught = () if self._handling is None else self._handling.caught
 
         def step(label: str, values: Any, do_fn: _Step, *tags: str) -> Any:
             do_fn.caught = caught
@@ -148,11 +117,10 @@ class Ask(beam.PTransform[Any, Any]):
         texts = self._infer("Generate", prompts, settings.generator, failed, self._hints)
         answers = step("Answer", texts, _Compose(settings.style, settings.quotes, str(settings.generator))).main
         answers = (answers, found[_NO_ROWS]) | "Answers" >> beam.Flatten()
-        if self._exception_handling is None:
+        if self._handling is None:
             return answers
         letters = failed | "DeadLetters" >> beam.Flatten()
-        if self._exception_handling["threshold"] < 1:
-            check_threshold(answers, letters, self._exception_handling["threshold"])
+        self._check_threshold(answers, letters)
         return answers, letters
 
     def default_label(self) -> str:
@@ -161,11 +129,9 @@ class Ask(beam.PTransform[Any, Any]):
 
     def _infer(self, label: str, pairs: Any, handler: Any, failed: list[Any], hints: Mapping[str, Any]) -> Any:
         transform = RunInference(KeyedModelHandler(handler), drop_example=True).with_resource_hints(**hints)
-        if self._exception_handling is None:
+        if self._handling is None:
             return pairs | label >> transform
-        # The threshold is of all steps together.
-        handling: dict[str, Any] = {**self._exception_handling, "threshold": 1}
-        transform = transform.with_exception_handling(**handling)
+        transform = transform.with_exception_handling(**asdict(replace(self._handling, threshold=1)))
         predictions, letters = pairs | label >> transform
         failed.append(letters.failed_inferences | f"Letters of {label}" >> beam.FlatMap(_letters))
         return predictions

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import apache_beam as beam
@@ -15,22 +15,14 @@ from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
 from apache_beam.transforms import window
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from luminosity.core import LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.checks import check_batching, check_files, check_handler
 from luminosity.inference.adapting.model_set import ModelSet
-from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.host.model import Clock
-from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
+from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
-from luminosity.inference.steps.pinning import (
-    PinnedModels,
-    annotate_models,
-    annotate_versions,
-    pin_models,
-    registry_watch,
-)
+from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models, registry_watch
 from luminosity.inference.steps.prepare import PrepareDoFn
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.watch import RegistryWatch, Watch
@@ -43,7 +35,7 @@ _LOOK_EVERY_S = 360.0  # as often as Beam's WatchFilePattern
 Collection: TypeAlias = Any  # Beam annotates the result of | as PValue for every transform.
 
 
-class RunInference(beam.PTransform[Any, Any]):
+class RunInference(ModelTransform):
     """Predicts examples with a model; a drop-in replacement for Beam's transform of the same name.
 
     It takes any ModelHandler and all arguments of Beam's RunInference, and gives the same results and metrics. It
@@ -52,6 +44,10 @@ class RunInference(beam.PTransform[Any, Any]):
 
     It expands to the steps Prepare, Infer and Results. Resource hints, from the handler or given to this transform,
     apply only to Infer, so tokenising stays on CPU workers.
+
+    With ``with_exception_handling()`` it returns ``(predictions, RunInferenceDLQ)``. ``failed_inferences`` holds
+    ``([example], (error class, message, traceback))`` for exactly the examples that fail alone.
+    ``failed_preprocessing`` and ``failed_postprocessing`` hold a PCollection for each function.
 
     >>> import apache_beam as beam
     >>> from luminosity import Handler, RunInference
@@ -130,8 +126,6 @@ class RunInference(beam.PTransform[Any, Any]):
         self._model_tag = model_identifier or self._step_id
         self._monitoring_transform = monitoring_transform
         self._drop_example = drop_example
-        self._hints: dict[str, Any] = {}
-        self._exception_handling: dict[str, Any] | None = None
 
     @classmethod
     def from_callable(
@@ -152,46 +146,9 @@ class RunInference(beam.PTransform[Any, Any]):
             **super().annotations(),
         }
 
-    def with_resource_hints(self, **kwargs: Any) -> RunInference:
-        """Set hints for the step that runs the model; they override the handler's hints.
-
-        ``python_environment`` is for all steps of the transform.
-        """
-        of_all, of_model = split_environment(kwargs)
-        self._hints.update(of_model)
-        super().with_resource_hints(**of_all)
-        return self
-
     def with_monitoring_transform(self, monitoring_transform: beam.PTransform[Any, Any]) -> RunInference:
         """Apply this transform to the predictions, before the postprocess functions."""
         self._monitoring_transform = monitoring_transform
-        return self
-
-    def with_exception_handling(
-        self,
-        *,
-        exc_class: type[BaseException] | tuple[type[BaseException], ...] = Exception,
-        use_subprocess: bool = False,
-        threshold: float = 1,
-        timeout: float | None = None,
-    ) -> RunInference:
-        """Return dead letters instead of failing: the transform then gives ``(predictions, RunInferenceDLQ)``.
-
-        ``failed_inferences`` holds ``([example], (error class, message, traceback))`` for exactly the examples that
-        fail alone. ``failed_preprocessing`` and ``failed_postprocessing`` hold a PCollection for each function.
-
-        Args:
-            exc_class: the errors to catch.
-            use_subprocess: run the model in a separate process, so that its crash becomes a dead letter, too.
-            threshold: the share of failures above which the pipeline fails.
-            timeout: seconds for one batch, including the load of the model if it is not yet in memory.
-        """
-        self._exception_handling = {
-            "exc_class": exc_class,
-            "use_subprocess": use_subprocess,
-            "threshold": threshold,
-            "timeout": timeout,
-        }
         return self
 
     def expand(self, input_or_inputs: Collection) -> Any:
@@ -219,22 +176,19 @@ class RunInference(beam.PTransform[Any, Any]):
         if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
             for name in models.without_updates():
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
-        elif not models.is_keyed or self._exception_handling is None:  # otherwise the other keys' examples may succeed
+        elif not models.is_keyed or self._handling is None:  # otherwise the other keys' examples may succeed
             check_files(models.handlers.values(), examples.pipeline)
-        settings = self._settings(examples.pipeline, models, pinned)
-        settings = replace(settings, is_stream=not examples.is_bounded)
+        settings = self._settings(examples, models, pinned)
         if settings.is_stream:
             # A source without end may have one bundle at a time: its elements go to all workers, and it need not wait
             # for the model.
             examples = examples | "Spread" >> beam.Reshuffle()
         blocks = self._infer(examples, pinned.handler, models, settings)
         results = beam.ParDo(ResultsDoFn(models, self._drop_example))
-        if self._exception_handling is None:
+        if self._handling is None:
             return blocks | "Results" >> results, None
         outputs = blocks | "Results" >> results.with_outputs(FAILED, main="predicted")
-        threshold = self._exception_handling["threshold"]
-        if threshold < 1:
-            check_threshold(outputs.predicted, outputs[FAILED], threshold)
+        self._check_threshold(outputs.predicted, outputs[FAILED])
         return outputs.predicted, outputs[FAILED]
 
     def _infer(
@@ -252,32 +206,24 @@ class RunInference(beam.PTransform[Any, Any]):
             if len(groups) > 1:
                 mine = prepared | f"For {label}" >> beam.Filter(_is_for, frozenset(names))
             infer = beam.ParDo(InferDoFn(handler, settings), side_input).with_output_types(ResultBlock)
-            versions = annotate_versions(each for name, each in settings.registered.items() if name in names)
-            annotations = {LOADS_MODELS: "", SORTS_ITS_BUNDLE: "", **needs.annotations(), **versions}
-            with examples.pipeline.transform_annotations(**annotations):
-                results.append(mine | label >> infer.with_resource_hints(**needs.shared_hints()))
+            versions = [each for name, each in settings.registered.items() if name in names]
+            results.append(run_models(mine, label, infer, needs, versions, sorts=""))
         return results[0] if len(results) == 1 else results | beam.Flatten()
 
-    def _settings(self, pipeline: beam.Pipeline, models: ModelSet, pinned: PinnedModels) -> StepSettings:
+    def _settings(self, examples: Collection, models: ModelSet, pinned: PinnedModels) -> StepSettings:
         metadata = self._model_metadata_pcoll
-        handling = self._exception_handling or {}
-        caught = handling.get("exc_class", ())
-        timeout = handling.get("timeout")
         settings = StepSettings(
             step_id=self._step_id,
             model_tag=self._model_tag,
             metrics_namespace=self._metrics_namespace or self._model_handler.get_metrics_namespace(),
             inference_args=self._inference_args,
             clock=self._clock,
-            load_late=metadata is not None or timeout is not None,
-            caught=caught if isinstance(caught, tuple) else (caught,),
-            timeout=timeout,
-            use_subprocess=bool(handling.get("use_subprocess")),
+            load_late=metadata is not None,
             updates_may_lag=metadata is None or isinstance(metadata.windowing.windowfn, window.GlobalWindows),
             watch=self._watch(models, pinned),
             registered=pinned.registered,
         )
-        return in_pipeline(settings, pipeline)
+        return self._settings_for(examples, settings)
 
     def _watch(self, models: ModelSet, pinned: PinnedModels) -> Watch | RegistryWatch | None:
         until = MAX_TIMESTAMP if self._stop_timestamp is None else Timestamp.of(self._stop_timestamp)
@@ -304,10 +250,11 @@ class RunInference(beam.PTransform[Any, Any]):
         failed: list[Collection] = []
         for number, function in enumerate(functions):
             step = beam.Map(function)
-            if self._exception_handling is None:
+            if self._handling is None:
                 values = values | f"{label}-{number}" >> step
             else:
-                values, bad = values | f"{label}-{number}" >> step.with_exception_handling(**self._exception_handling)
+                handled = step.with_exception_handling(**asdict(self._handling))
+                values, bad = values | f"{label}-{number}" >> handled
                 failed.append(bad)
         return values, failed
 

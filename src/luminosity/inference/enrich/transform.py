@@ -10,26 +10,25 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 
-from luminosity.core import LOADS_MODELS, OF_BLOCKS, SORTS_ITS_BUNDLE
+from luminosity.core import OF_BLOCKS
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.checks import check_batching, check_files
 from luminosity.inference.adapting.model_set import THE_MODEL
-from luminosity.inference.deadletters import check_threshold
 from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_block import TableBlock
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
 from luminosity.inference.registry.resolved import ResolvedModel
-from luminosity.inference.steps.expanding import ModelNeeds, by_needs, in_pipeline, split_environment
-from luminosity.inference.steps.pinning import PinnedModels, annotate_models, annotate_versions, pin_models
+from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
+from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models
 from luminosity.inference.steps.settings import StepSettings
 from luminosity.tables.schemas import known_schema
 
 __all__ = ["Enrich"]
 
 
-class Enrich(beam.PTransform[Any, Any]):
+class Enrich(ModelTransform):
     """Adds a column to a table for each model.
 
     A table is a collection of ``pyarrow.RecordBatch``; rows keep their order in a batch. All models share the model
@@ -52,6 +51,10 @@ class Enrich(beam.PTransform[Any, Any]):
     Models skip rows whose ``_deleted`` is true; the new columns of these rows are null. Resource hints of handlers and
     of this transform apply only to the steps that run models.
 
+    With ``with_exception_handling()`` it returns two tables, ``(good, bad)``. A row on which a model fails is in
+    ``bad``, with its original columns, the name of the new column in ``_model`` and the error in ``_reason``. It is not
+    in ``good``, and later models don't see it.
+
     Args:
         columns: a ``Column`` for each new column, by its name.
     """
@@ -68,50 +71,7 @@ class Enrich(beam.PTransform[Any, Any]):
                 raise InvalidType(f"found {name}= of type {kind}, expected {name}=Column(handler, inputs)")
         self._columns = columns
         self._levels = levels(columns)
-        self._hints: dict[str, Any] = {}
-        self._settings = StepSettings(step_id=uuid.uuid4().hex, model_tag="", metrics_namespace="")
-        self._gives_letters = False
-        self._threshold = 1.0
-
-    def with_resource_hints(self, **kwargs: Any) -> Enrich:
-        """Set hints for the steps that run models. They override the handlers' own hints.
-
-        ``python_environment`` is for all steps of the transform.
-        """
-        of_all, of_models = split_environment(kwargs)
-        self._hints.update(of_models)
-        super().with_resource_hints(**of_all)
-        return self
-
-    def with_exception_handling(
-        self,
-        *,
-        exc_class: type[BaseException] | tuple[type[BaseException], ...] = Exception,
-        use_subprocess: bool = False,
-        threshold: float = 1,
-        timeout: float | None = None,
-    ) -> Enrich:
-        """Return dead letters instead of failing the pipeline: the transform returns two tables, ``(good, bad)``.
-
-        A row on which a model fails is in ``bad``, with its original columns, the name of the new column in ``_model``
-        and the error in ``_reason``. It is not in ``good``, and later models don't see it.
-
-        Args:
-            exc_class: the exceptions to catch.
-            use_subprocess: run each model in its own process, so that a crash is a failure like others.
-            threshold: the share of failed rows above which the pipeline fails.
-            timeout: seconds for one batch, including the load of the model if it is not loaded yet.
-        """
-        self._settings = replace(
-            self._settings,
-            load_late=timeout is not None,
-            caught=exc_class if isinstance(exc_class, tuple) else (exc_class,),
-            timeout=timeout,
-            use_subprocess=use_subprocess,
-        )
-        self._gives_letters = True
-        self._threshold = threshold
-        return self
+        self._step_id = uuid.uuid4().hex
 
     def check(self, schema: pa.Schema) -> None:
         """Raise if a table with these columns can't be enriched: before a long pipeline runs, or in a test.
@@ -141,8 +101,8 @@ class Enrich(beam.PTransform[Any, Any]):
         blocks = input_or_inputs | "Begin" >> begin.with_output_types(TableBlock)
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
-        settings = in_pipeline(self._settings, input_or_inputs.pipeline)
-        settings = replace(settings, is_stream=not input_or_inputs.is_bounded)
+        settings = StepSettings(step_id=self._step_id, model_tag="", metrics_namespace="")
+        settings = self._settings_for(input_or_inputs, settings)
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
             for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):
@@ -177,12 +137,9 @@ class Enrich(beam.PTransform[Any, Any]):
                 {name: self._settings_of(name, settings) for name in names},
             )
         ).with_output_types(TableBlock)
-        sorts = any(name in self._slow for name in names)
-        versions = annotate_versions(self._registered[name] for name in names if name in self._registered)
-        sorting = {SORTS_ITS_BUNDLE: OF_BLOCKS} if sorts else {}
-        annotations = {LOADS_MODELS: "", **sorting, **needs.annotations(), **versions}
-        with blocks.pipeline.transform_annotations(**annotations):
-            return blocks | self._label("Infer", names) >> infer.with_resource_hints(**needs.shared_hints())
+        sorts = OF_BLOCKS if any(name in self._slow for name in names) else None
+        versions = [self._registered[name] for name in names if name in self._registered]
+        return run_models(blocks, self._label("Infer", names), infer, needs, versions, sorts)
 
     def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:
         column = self._columns[name]
@@ -202,13 +159,12 @@ class Enrich(beam.PTransform[Any, Any]):
 
     def _finish(self, blocks: Any) -> Any:
         finish = beam.ParDo(FinishDoFn(list(self._columns)))
-        if not self._gives_letters:
+        if self._handling is None:
             return blocks | "Finish" >> finish.with_output_types(pa.RecordBatch)
         outputs = blocks | "Finish" >> finish.with_outputs(FAILED, main="good").with_output_types(pa.RecordBatch)
         good, bad = outputs.good, outputs[FAILED]
         bad.element_type = pa.RecordBatch
-        if self._threshold < 1:
-            check_threshold(good, bad, self._threshold, _rows)
+        self._check_threshold(good, bad, _rows)
         return good, bad
 
 
