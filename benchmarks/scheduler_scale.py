@@ -42,6 +42,7 @@ from apache_beam.coders import coder_impl
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.window import GlobalWindows
 
+from luminosity.engine.assemble import assemble
 from luminosity.engine.data import wire
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop import sizing
@@ -53,7 +54,6 @@ from luminosity.engine.loop.workers import Worker
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import prepare, worker_environment
-from luminosity.engine.setup import set_up
 from luminosity.engine.workers.failure import Failure
 
 _SECONDS = 8.0  # of each case
@@ -169,7 +169,7 @@ def run(
     folders = RunFolders()
     try:
         answers = answers_for(prepared.graph, _MOST_ELEMENTS, element_seconds)
-        parts: RunParts = set_up(prepared.graph, prepared.assignments, prepared.config, folders, RunMetrics(), {})
+        parts: RunParts = assemble(prepared.graph, prepared.assignments, prepared.config, folders, RunMetrics(), {})
         crew: Any
         if sockets:
             crew = SocketCrew(folders.url, answers)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from apache_beam.runners.runner import PipelineState
 
+from luminosity.engine.assemble import assemble
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
 from luminosity.engine.durable.resume import Checkpoint
@@ -29,7 +30,6 @@ from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment
-from luminosity.engine.setup import set_up
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
@@ -202,7 +202,7 @@ class Run:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
                 checkpoint.begin(graph, config, script_name())
-            parts = set_up(graph, assignments, config, self._folders, self.metrics, prints, checkpoint, self._session)
+            parts = assemble(graph, assignments, config, self._folders, self.metrics, prints, checkpoint, self._session)
         except BaseException:
             self._remove_folders()
             raise

@@ -30,7 +30,7 @@ __all__ = ["CheckpointHook", "CheckpointProgress", "ClusterView", "LoopListener"
 
 @dataclass(frozen=True)
 class RunParts:
-    """The parts of one run, as :mod:`luminosity.engine.setup` makes them.
+    """The parts of one run, as :mod:`luminosity.engine.assemble` makes them.
 
     The loop releases the stages, buffers and state when it ends. :class:`luminosity.engine.run.Run` stops the server
     and removes the folders.

@@ -1,0 +1,317 @@
+"""Assembles the parts of a run from its plan: pools, stages, buffers with their side inputs, and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from apache_beam.internal import pickler
+from apache_beam.options.value_provider import RuntimeValueProvider
+from apache_beam.portability.api import beam_fn_api_pb2, beam_runner_api_pb2
+from apache_beam.runners.common import ENCODED_IMPULSE_VALUE
+from apache_beam.transforms.core import Windowing
+from apache_beam.transforms.window import BoundedWindow
+
+from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.clock import Clock, ManualClock, WallClock
+from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.panes.live_grouping import LiveGrouping
+from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.sides.live_side_input import LiveSideInput
+from luminosity.engine.data.sides.side_gate import Side
+from luminosity.engine.data.stable_input import StableInput
+from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.test_stream import TestStreams
+from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.debugging.saving import Saver
+from luminosity.engine.durable.resume import Checkpoint
+from luminosity.engine.fnapi.connection import WorkerServer
+from luminosity.engine.fnapi.server import FnApiServer
+from luminosity.engine.folders import RunFolders
+from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
+from luminosity.engine.loop.failures import MAX_ATTEMPTS, Failures
+from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.parts import RunParts
+from luminosity.engine.loop.spill_policy import SpillPolicy
+from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.workers import PoolRun
+from luminosity.engine.options import EngineConfig
+from luminosity.engine.plan.codecs import Codecs, ElementCodec
+from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
+from luminosity.engine.resources.pools import Assignment
+from luminosity.engine.spill.quota import Ledger
+from luminosity.engine.workers import load_ahead, main_classes
+from luminosity.engine.workers.debug import DebugWorkers
+from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
+
+if TYPE_CHECKING:
+    from luminosity.engine.cluster.session import Session
+    from luminosity.engine.node_workers.launcher import NodeLauncher
+
+__all__ = ["assemble"]
+
+_NO_CACHED_ARGUMENTS = "disable_global_windowed_args_caching"  # an experiment of Beam's
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What stages and buffers of a run need to hold data."""
+
+    graph: Graph
+    codecs: Codecs
+    blocks: BlockStore
+    state: StateStore
+    spill_folder: str
+    queue_limit: int  # bytes that may wait in one queue
+    clock: Clock
+
+
+def assemble(
+    graph: Graph,
+    assignments: dict[str, Assignment],
+    config: EngineConfig,
+    folders: RunFolders,
+    metrics: RunMetrics,
+    prints: dict[str, str],
+    checkpoint: Checkpoint | None = None,
+    session: Session | None = None,
+) -> RunParts:
+    """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
+
+    ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers run on the
+    nodes of the cluster that it is connected to.
+    """
+    config = _without_cached_arguments(graph, config)
+    pools = _pools(graph, assignments)
+    running = list(pools.values())
+    ledger = Ledger(folders.quota, config.memory_budget, sum(p.plan.workers + p.plan.borrowed for p in running))
+    data = _Data(
+        graph,
+        Codecs(graph),
+        BlockStore(folders.spill, ledger),
+        StateStore(folders.spill, ledger),
+        folders.spill,
+        queue_limit(ledger.limit, len(graph.buffers)),
+        ManualClock() if graph.test_streams else WallClock(),
+    )
+    stages = _stages(data, assignments, pools)
+    spill_policy = SpillPolicy(data.blocks, data.state, stages)
+    buffers = _buffers(data, spill_policy, is_durable=checkpoint is not None)
+    for stage in stages:
+        _add_side_inputs(stage, data, buffers, spill_policy)
+    for stage in stages:
+        _connect(stage, data, buffers, checkpoint)
+    test_streams = _test_streams(data, buffers)
+    hook = None
+    if checkpoint is not None:
+        hook = checkpoint.attach(config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check)
+    main_classes.save(folders.main_classes)
+    failures = _failures(data, config, buffers, folders)
+    if not config.debug:
+        _save_models_to_load(graph, assignments, pools, folders)
+    # The server comes last, because it must be stopped if anything after it fails.
+    server, process_launcher, cluster = _workers(data, config, folders, pools, checkpoint, session)
+    return RunParts(
+        stages=stages,
+        buffers=buffers,
+        outflows={
+            stage.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in stage.writes)
+            for stage in graph.stages
+        },
+        pools=running,
+        blocks=data.blocks,
+        spill_policy=spill_policy,
+        state=data.state,
+        server=server,
+        folders=folders,
+        launcher=process_launcher,
+        config=config,
+        metrics=metrics,
+        failures=failures,
+        prints=prints,
+        clock=data.clock,
+        test_streams=test_streams,
+        queue_limit=data.queue_limit,
+        checkpoint=hook,
+        cluster=cluster,
+    )
+
+
+def _without_cached_arguments(graph: Graph, config: EngineConfig) -> EngineConfig:
+    """Let workers read unbounded side inputs for each bundle.
+
+    Otherwise Beam's workers keep the arguments of the first bundle if side inputs are in the global window.
+    """
+    if not any(side_input.is_unbounded for stage in graph.stages for side_input in stage.side_inputs):
+        return config
+    experiments = [*(config.worker_options.get("experiments") or ()), _NO_CACHED_ARGUMENTS]
+    return replace(config, worker_options={**config.worker_options, "experiments": experiments})
+
+
+def _pools(graph: Graph, assignments: dict[str, Assignment]) -> dict[int, PoolRun]:
+    """Return the pools of a plan by the id of their object."""
+    pools: dict[int, PoolRun] = {}
+    writers = 0
+    for assignment in assignments.values():
+        if id(assignment.pool) not in pools:
+            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
+            writers += assignment.pool.workers + assignment.pool.borrowed
+    for stage in graph.stages:
+        pools[id(assignments[stage.id].pool)].is_stream |= stage.has_endless_input
+    cpu_pools = [pool for pool in pools.values() if not pool.plan.device_groups]
+    for pool in cpu_pools:
+        pool.cpu_pools = cpu_pools
+    return pools
+
+
+def _stages(data: _Data, assignments: dict[str, Assignment], pools: dict[int, PoolRun]) -> list[StageRun]:
+    return [
+        StageRun(
+            stage,
+            pools[id(assignment.pool)],
+            assignment.max_active_bundles,
+            data.codecs,
+            data.blocks,
+            data.queue_limit,
+            has_test_stream=bool(data.graph.test_streams),
+        )
+        for stage in data.graph.stages
+        for assignment in (assignments[stage.id],)
+    ]
+
+
+def _buffers(data: _Data, spill_policy: SpillPolicy, *, is_durable: bool) -> dict[bytes, BufferRun]:
+    buffers: dict[bytes, BufferRun] = {}
+    for buffer in data.graph.buffers.values():
+        grouping = live = None
+        if buffer.kind is BufferKind.GROUP and buffer.is_unbounded:
+            live = LiveGrouping(*_coding(data, buffer), data.state, data.blocks, data.clock, data.spill_folder)
+            spill_policy.live_groupings.append(live)
+        elif buffer.kind is BufferKind.GROUP:
+            grouping = Grouping(*_coding(data, buffer), data.state, data.blocks, data.spill_folder)
+            spill_policy.groupings.append(grouping)
+        buffers[buffer.id] = BufferRun(grouping, data.queue_limit, spill_policy, live, buffer.step)
+        if is_durable and buffer.is_stable:
+            buffers[buffer.id].stable = StableInput()
+    return buffers
+
+
+def _coding(data: _Data, buffer: Buffer) -> tuple[ElementCodec, ElementCodec, Windowing]:
+    """Return the coders of a grouping's input and output, and its windowing."""
+    codecs = data.codecs
+    return (
+        codecs.elements(buffer.coder_id),
+        codecs.elements(buffer.output_coder_id),
+        codecs.windowing(buffer.pcollection_id),
+    )
+
+
+def _add_side_inputs(run: StageRun, data: _Data, buffers: dict[bytes, BufferRun], spill_policy: SpillPolicy) -> None:
+    """Let a stage's side inputs be collected and served, and its elements wait for those that are unbounded."""
+    codecs = data.codecs
+    transforms = {transform.unique_name: transform for transform in run.plan.transforms}
+    sides: list[Side] = []
+    for side_input in run.plan.side_inputs:
+        buffer, plan = buffers[side_input.buffer_id], data.graph.buffers[side_input.buffer_id]
+        codec = codecs.elements(plan.output_coder_id or plan.coder_id)
+        transform = transforms[side_input.transform_id]
+        if side_input.is_unbounded:
+            if buffer.live_side_input is None:
+                windowing = codecs.windowing(transform.inputs[side_input.tag])
+                buffer.live_side_input = LiveSideInput(codec, windowing, data.spill_folder, data.blocks, data.clock)
+                spill_policy.side_inputs.append(buffer.live_side_input)
+                if buffer.live is not None:
+                    # The coder of a side input can't follow references to large groups in the state store.
+                    buffer.live.may_refer_to_state = False
+            live = buffer.live_side_input
+            main = [p for t in run.plan.reads for p in transforms[t.transform_id].outputs.values()]
+            live.lateness = max(live.lateness, *(codecs.windowing(p).allowed_lateness.micros for p in main))
+            sides.append(Side(live, codec, _window_mapping(transform, side_input.tag)))
+            continue
+        if buffer.side_input is None:
+            buffer.side_input = SideInputData(codec, data.spill_folder, data.blocks.ledger)
+            spill_policy.side_inputs.append(buffer.side_input)
+            if buffer.grouping is not None:
+                buffer.grouping.may_refer_to_state = False
+        data.state.add_side_input(side_input.transform_id, side_input.tag, buffer.side_input.read)
+    if sides:
+        run.wait_for(sides)
+
+
+def _window_mapping(transform: beam_runner_api_pb2.PTransform, tag: str) -> Callable[[BoundedWindow], BoundedWindow]:
+    """Return the function that maps a window of a step's main input to a window of its side input."""
+    payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+    return pickler.loads(payload.side_inputs[tag].window_mapping_fn.payload)
+
+
+def _connect(run: StageRun, data: _Data, buffers: dict[bytes, BufferRun], checkpoint: Checkpoint | None) -> None:
+    """Make a stage a writer and a reader of its buffers, and give it the impulses that it reads."""
+    kinds = data.graph.buffers
+    for write in run.plan.writes:
+        buffers[write.buffer_id].writers.append(run)
+        run.feeds_queue |= kinds[write.buffer_id].kind is not BufferKind.GROUP
+    for read in run.plan.reads:
+        buffers[read.buffer_id].readers.append((run, read.transform_id))
+        is_impulse = kinds[read.buffer_id].kind is BufferKind.IMPULSE
+        if is_impulse and (checkpoint is None or checkpoint.sends_impulse(run.plan, read)):
+            run.add(read.transform_id, data.blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
+
+
+def _test_streams(data: _Data, buffers: dict[bytes, BufferRun]) -> TestStreams | None:
+    if not data.graph.test_streams:
+        return None
+    assert isinstance(data.clock, ManualClock)
+    streams = TestStreams(data.graph.test_streams, data.codecs, data.blocks, data.clock)
+    for buffer_id, buffer in buffers.items():
+        streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
+    return streams
+
+
+def _failures(data: _Data, config: EngineConfig, buffers: dict[bytes, BufferRun], folders: RunFolders) -> Failures:
+    """Return what decides about bundles that fail, and with ``--save_failed`` saves the element."""
+    save = None
+    if config.save_failed is not None:
+        pickle_library = str(config.worker_options.get("pickle_library", "default"))
+        saver = Saver(config.save_failed, data.graph, data.state, buffers, folders.main_classes, pickle_library)
+        save = saver.save
+    return Failures(data.codecs, 1 if config.debug else MAX_ATTEMPTS, save, config.element_timeout)
+
+
+def _save_models_to_load(
+    graph: Graph, assignments: dict[str, Assignment], pools: dict[int, PoolRun], folders: RunFolders
+) -> None:
+    """Let workers that start for models alone load them at once, before there is work for them."""
+    for number, (pool_id, pool) in enumerate(pools.items()):
+        stages = [stage.transforms for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
+        path = f"{folders.load_ahead}-{number}"
+        if load_ahead.save(path, stages, is_device=bool(pool.plan.device_groups)):
+            pool.load_ahead = path
+
+
+def _workers(
+    data: _Data,
+    config: EngineConfig,
+    folders: RunFolders,
+    pools: dict[int, PoolRun],
+    checkpoint: Checkpoint | None,
+    session: Session | None,
+) -> tuple[WorkerServer, Launcher, NodeLauncher | None]:
+    """Return the server of the workers, what launches them, and the same once more if it does so on a cluster."""
+    graph, state = data.graph, data.state
+    descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
+    on_nodes: NodeLauncher | None = None
+    if config.debug:
+        RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
+        server = process_launcher = DebugWorkers(state, descriptors)
+    elif session is not None:
+        from luminosity.engine.setup_on_nodes import set_up_on_nodes  # a run on one machine needs none of it
+
+        server, on_nodes = set_up_on_nodes(graph, pools, folders, data.blocks, state, descriptors, checkpoint, session)
+        process_launcher = on_nodes
+    else:
+        environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
+        process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
+        server = FnApiServer(folders.url, state, descriptors)
+    descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
+    return server, process_launcher, on_nodes
