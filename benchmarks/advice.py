@@ -33,7 +33,7 @@ from luminosity.operate.advice.prediction import needs_with, predict
 from luminosity.operate.cost.bill import bill_of, money
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation.forecast import forecast
-from luminosity.operate.simulation.scenario import PoolOrder, Scenario
+from luminosity.operate.simulation.workload import PoolOrder, Scenario
 from luminosity.runs.records import Record, find
 
 _MB = 1_000_000

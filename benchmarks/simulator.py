@@ -28,7 +28,7 @@ from luminosity import LuminosityRunner, RunInference
 from luminosity.events import Event, WorkerStarted
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation.forecast import forecast
-from luminosity.operate.simulation.scenario import PoolOrder, Scenario
+from luminosity.operate.simulation.workload import PoolOrder, Scenario
 from luminosity.runs import records
 from luminosity.runs.records import Record
 

@@ -10,7 +10,7 @@ from luminosity.beam_fixes.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
-    from luminosity.engine.explain.pipeline_plan import PipelinePlan, plan_pipeline
+    from luminosity.engine.explain.explain import PipelinePlan, plan_pipeline
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
     from luminosity.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
@@ -139,10 +139,10 @@ _HOMES = {
     "WriteLance": "luminosity.io.stores.write_lance",
     "WriteQdrant": "luminosity.io.stores.write_qdrant",
     "WriteTable": "luminosity.io.write_table",
-    "PipelinePlan": "luminosity.engine.explain.pipeline_plan",
+    "PipelinePlan": "luminosity.engine.explain.explain",
     "adapt": "luminosity.inference.adapting.adapt",
     "bigquery_schema": "luminosity.io.bigquery_schema",
-    "plan_pipeline": "luminosity.engine.explain.pipeline_plan",
+    "plan_pipeline": "luminosity.engine.explain.explain",
     "register_model": "luminosity.inference.registry.file_registry",
 }
 

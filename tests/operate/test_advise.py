@@ -16,9 +16,8 @@ from luminosity.engine.resources.fitting import load_hints
 from luminosity.events import DeviceView, InferenceView, MachineInfo, PoolInfo, Resources, WorkerLost, to_json
 from luminosity.operate.advice.advise import Report, advise, hints_content
 from luminosity.operate.advice.measured import measure
-from luminosity.operate.advice.plan_hints import hints_for_plan
 from luminosity.operate.advice.prediction import asked_needs, predict
-from luminosity.operate.advice.rules import Advice
+from luminosity.operate.advice.rules import Advice, hints_for_plan
 from luminosity.operate.cost.prices import load_prices
 from luminosity.runs import records
 from luminosity.runs.records import Record

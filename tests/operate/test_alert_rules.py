@@ -15,9 +15,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from luminosity.cli.main import main
-from luminosity.operate.exported import text as text_module
-from luminosity.operate.exported.catalog import series_names
-from luminosity.operate.exported.text import ALERT_RULES, DASHBOARD, metrics_text
+from luminosity.operate.prometheus import exporter as text_module
+from luminosity.operate.prometheus.catalog import series_names
+from luminosity.operate.prometheus.exporter import ALERT_RULES, DASHBOARD, metrics_text
 from tests.operate.exported_runs import batch, ended, record, run_id, snapshot, stalled, started, with_device
 from tests.operate.test_exported import PROMTOOL, rich_text
 

@@ -12,10 +12,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.operate.exported import samples as samples_module
-from luminosity.operate.exported import text as text_module
-from luminosity.operate.exported.catalog import CATALOG, markdown_table, series_names
-from luminosity.operate.exported.text import Exporter, metrics_text
+from luminosity.operate.prometheus import exporter as samples_module
+from luminosity.operate.prometheus import exporter as text_module
+from luminosity.operate.prometheus.catalog import CATALOG, markdown_table, series_names
+from luminosity.operate.prometheus.exporter import Exporter, metrics_text
 from tests.docs_pages import REPOSITORY
 from tests.operate.exported_runs import STARTED_AT, ended, record, rich_run, run_id, snapshot, stalled, started
 

@@ -31,8 +31,7 @@ from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.simulation import simulator
 from luminosity.operate.simulation.fitting import fit
 from luminosity.operate.simulation.forecast import forecast
-from luminosity.operate.simulation.scenario import PoolOrder, Scenario
-from luminosity.operate.simulation.workload import AutoscaleRange, PoolModel, StageModel, Workload
+from luminosity.operate.simulation.workload import AutoscaleRange, PoolModel, PoolOrder, Scenario, StageModel, Workload
 from luminosity.runs.records import Record
 from tests.operate.made_up import GIB, T4, run_of_one_pool
 

@@ -107,11 +107,10 @@ def _run(script: str, options: list[str]) -> BaseException | None:
 def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from luminosity.engine.explain.drawing.dot import dot
-    from luminosity.engine.explain.drawing.plan_json import plan_json
-    from luminosity.engine.explain.drawing.svg import svg
-    from luminosity.engine.explain.drawing.text import print_plan
     from luminosity.engine.explain.explain import explain
+    from luminosity.engine.explain.export import dot, plan_json
+    from luminosity.engine.explain.svg import svg
+    from luminosity.engine.explain.text import print_plan
 
     plans: dict[str, Explanation] = {}
     for number, one in enumerate(runs, start=1):
@@ -140,7 +139,7 @@ def _print_hints(console: Console, config: EngineConfig) -> None:
     from rich.text import Text
 
     from luminosity.engine.reporting.run_names import RunName
-    from luminosity.operate.advice.plan_hints import hints_for_plan
+    from luminosity.operate.advice.rules import hints_for_plan
     from luminosity.runs.records import folder
 
     helped = hints_for_plan(RunName.of(config.job_name), folder(config.run_dir))

@@ -19,7 +19,7 @@ from luminosity import LuminosityRunner
 from luminosity.engine.cluster import addresses, session
 from luminosity.engine.cluster.nodes import nodes
 from luminosity.engine.cluster.session import connect
-from luminosity.engine.explain.pipeline_plan import plan_pipeline
+from luminosity.engine.explain.explain import plan_pipeline
 from luminosity.errors import MissingExtra, OptionError
 from tests.fake_cluster import FakeCluster, fake_cluster
 

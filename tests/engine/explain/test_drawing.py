@@ -17,15 +17,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from luminosity.engine.explain.drawing.dot import dot
-from luminosity.engine.explain.drawing.layers import Link
-from luminosity.engine.explain.drawing.layout import Layout, Point, Rectangle, Size, lay_out
-from luminosity.engine.explain.drawing.lettering import text_width, wrapped
-from luminosity.engine.explain.drawing.picture import picture
-from luminosity.engine.explain.drawing.plan_json import plan_json
-from luminosity.engine.explain.drawing.svg import svg
-from luminosity.engine.explain.drawing.text import print_plan
 from luminosity.engine.explain.explanation import Explanation
+from luminosity.engine.explain.export import dot, plan_json
+from luminosity.engine.explain.layout import Layout, Link, Point, Rectangle, Size, lay_out
+from luminosity.engine.explain.svg import picture, svg, text_width, wrapped
+from luminosity.engine.explain.text import print_plan
 from luminosity.engine.resources.nodes import Node
 from tests.plans import branching, explained, pairs, same
 

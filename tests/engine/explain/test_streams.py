@@ -11,10 +11,10 @@ from apache_beam.transforms import trigger, window
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
 
-from luminosity.engine.explain.drawing.dot import dot
-from luminosity.engine.explain.drawing.svg import svg
-from luminosity.engine.explain.pipeline_plan import PipelinePlan
-from luminosity.engine.explain.windowing import when_in_words, windows_in_words
+from luminosity.engine.explain.explain import PipelinePlan
+from luminosity.engine.explain.export import dot
+from luminosity.engine.explain.reasons import when_in_words, windows_in_words
+from luminosity.engine.explain.svg import svg
 from tests.plans import break_between, explained, pairs, same, stage_with
 
 

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import Column, Enrich, Handler, LuminosityRunner, RunInference, RunStarted, TorchModelHandler
-from luminosity.engine.explain.pipeline_plan import plan_pipeline
+from luminosity.engine.explain.explain import plan_pipeline
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
 from luminosity.inference.model_names import handler_of

@@ -17,11 +17,11 @@ from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.errors import OptionError
 from luminosity.events import BundleRetried, LogMessage, RunEnded, Snapshot, StageView, WorkerLost
 from luminosity.operate.cost.prices import load_prices
-from luminosity.operate.page import event_stream, static_files
-from luminosity.operate.page.access import TOKEN_FILE, Access, token_of
+from luminosity.operate.page import app as page_app
+from luminosity.operate.page import event_stream
+from luminosity.operate.page.access import TOKEN_FILE, Access, bind, token_of
 from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.event_stream import Streams
-from luminosity.operate.page.listening import bind
 from luminosity.operate.page.run_data import RunFiles
 from luminosity.runs.recorder import Recorder
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings, snapshot
@@ -207,7 +207,7 @@ def test_other_paths_are_not_found(app: Any, live: Recorder, target: str) -> Non
 def test_only_files_of_the_page_are_served(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "static"
     page.mkdir()
-    monkeypatch.setattr(static_files, "FOLDER", page)
+    monkeypatch.setattr(page_app, "FOLDER", page)
     assert "index.html" in ask(app, "/runs").json["error"]
     for name in ("index.html", "main.js", "style.css", "icon.svg", "notes.txt"):
         (page / name).write_text(name)

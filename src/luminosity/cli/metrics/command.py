@@ -58,7 +58,7 @@ def add_to(commands: Any) -> None:
 
 def metrics(parsed: argparse.Namespace) -> int:
     """Do what the parsed command line asks for; return the exit code."""
-    from luminosity.operate.exported import text
+    from luminosity.operate.prometheus import exporter
 
     wants_files = parsed.dashboard is not None or parsed.rules is not None
     if wants_files and (parsed.out is not None or parsed.history or parsed.prices):
@@ -66,7 +66,7 @@ def metrics(parsed: argparse.Namespace) -> int:
             "--dashboard and --rules write files that don't depend on runs; found options about metrics beside them",
             fix="run the command twice",
         )
-    for target, source in ((parsed.dashboard, text.DASHBOARD), (parsed.rules, text.ALERT_RULES)):
+    for target, source in ((parsed.dashboard, exporter.DASHBOARD), (parsed.rules, exporter.ALERT_RULES)):
         if target is not None:
             _check_not_changed(target, source)
             write_page(target, source.read_text(encoding="utf-8"), OptionError, "the file")
@@ -80,7 +80,7 @@ def metrics(parsed: argparse.Namespace) -> int:
                 fix="pass the file of `lum drift --history`",
             )
         DriftHistory(history, read_only=True)  # raises an error if the file is something else
-    found = text.metrics_text(chosen_folder(parsed), parsed.history, parsed.prices)
+    found = exporter.metrics_text(chosen_folder(parsed), parsed.history, parsed.prices)
     if parsed.out is None:
         print(found, end="")
     else:

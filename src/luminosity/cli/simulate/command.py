@@ -91,7 +91,7 @@ def _command(parsed: argparse.Namespace) -> int:
     from luminosity.operate.cost.prices import load_prices
     from luminosity.operate.simulation.forecast import forecast
     from luminosity.operate.simulation.picture import page
-    from luminosity.operate.simulation.scenario import Scenario
+    from luminosity.operate.simulation.workload import Scenario
     from luminosity.report_page.document import write_page
     from luminosity.runs.records import find
 

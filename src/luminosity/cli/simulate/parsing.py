@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from luminosity._shared.text import did_you_mean, parse_size
 from luminosity.cli.common.options import number
-from luminosity.operate.simulation.scenario import PoolOrder
-from luminosity.operate.simulation.workload import AutoscaleRange
+from luminosity.operate.simulation.workload import AutoscaleRange, PoolOrder
 
 __all__ = ["amount", "at_least_zero", "autoscale", "pool", "rows"]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity.operate.simulation.forecast import Forecast
-from luminosity.operate.simulation.said import (
+from luminosity.operate.simulation.picture import (
     check_sentence,
     cost_sentence,
     hold_up_sentence,

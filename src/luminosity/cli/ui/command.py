@@ -83,10 +83,8 @@ def ui(parsed: argparse.Namespace) -> int:
     for module in ("starlette", "uvicorn"):
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices
-    from luminosity.operate.page.access import Access
-    from luminosity.operate.page.app import Sources
-    from luminosity.operate.page.listening import address, bind
-    from luminosity.operate.page.serving import serve_page
+    from luminosity.operate.page.access import Access, address, bind
+    from luminosity.operate.page.app import Sources, serve_page
 
     if folder.is_dir() and (said := who_else_writes(folder)):
         print(

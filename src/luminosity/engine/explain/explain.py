@@ -1,28 +1,39 @@
-"""Explain a plan: its stages with the author's step names, and the reason for each place where fusion breaks."""
+"""Explain a plan: its stages with the author's step names, and the reason for each place where fusion breaks.
+
+:func:`plan_pipeline` does it for a pipeline in Python, as ``lum plan`` does for a script.
+"""
 
 from __future__ import annotations
 
+import base64
 import heapq
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
+from apache_beam import Pipeline
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.runners.worker import bundle_processor
+from rich.console import Console
 
+from luminosity.engine.explain.dryrun import DryRun, DryRunner
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation, Reason, ReasonKind, Step
 from luminosity.engine.explain.outline import Outline
 from luminosity.engine.explain.reasons import Reasons
+from luminosity.engine.explain.svg import svg
+from luminosity.engine.explain.text import print_plan
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Stage
 from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.hints import describe_hints
 from luminosity.engine.resources.pools import Assignment
 
-__all__ = ["explain"]
-
+__all__ = ["PipelinePlan", "explain", "plan_pipeline"]
 
 # The planner splits some steps into several transforms: what each of them does.
 _PARTS = {
@@ -163,3 +174,49 @@ def _absorbed(graph: Graph, outline: Outline) -> Iterator[str]:
     kept = {reasons.made_by(buffer) for buffer in graph.buffers.values()}
     kept |= {transform.unique_name for stage in graph.stages for transform in stage.transforms}
     return (name for name in outline.movers() if name not in kept)
+
+
+_WIDTH = 120  # characters of a line of text
+
+
+@dataclass(frozen=True, repr=False)
+class PipelinePlan:
+    """The plan of a pipeline: pools, stages, and the reason of every break. ``print`` it, or let a notebook draw it."""
+
+    explanation: Explanation
+    title: str = "plan"
+
+    def svg(self) -> str:
+        """Return the picture of the plan, as ``lum plan --svg`` draws it."""
+        return svg({self.title: self.explanation})
+
+    def __str__(self) -> str:
+        printed = io.StringIO()
+        console = Console(file=printed, width=_WIDTH, highlight=False, force_terminal=False, force_jupyter=False)
+        print_plan(console, self.explanation, self.title)
+        return "\n".join(line.rstrip() for line in printed.getvalue().splitlines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        # An image of its own: the style sheet of an SVG inside the page would apply to the whole notebook.
+        data = base64.b64encode(self.svg().encode()).decode()
+        return f'<img alt="{self.title}" style="max-width: 100%" src="data:image/svg+xml;base64,{data}">'
+
+
+def plan_pipeline(pipeline: Pipeline, options: PipelineOptions | None = None) -> PipelinePlan:
+    """Return how ``LuminosityRunner`` would run a pipeline on this machine, without running it.
+
+    ``options`` are those of the pipeline by default. Raises the errors that a run would raise before it starts.
+
+    >>> import apache_beam as beam
+    >>> pipeline = beam.Pipeline()
+    >>> _ = pipeline | beam.Create([1, 2, 3]) | beam.Map(print)
+    >>> print(plan_pipeline(pipeline))
+    plan: 2 stages...
+    """
+    runs: list[DryRun] = []
+    runner: Any = pipeline.runner
+    DryRunner(runs, runner).run_pipeline(pipeline, pipeline.options if options is None else options)
+    (found,) = runs
+    return PipelinePlan(explain(found.prepared, found.pipeline))

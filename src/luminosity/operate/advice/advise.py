@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from luminosity.events import WorkerLost
-from luminosity.operate.advice.choice import choose
+from luminosity.operate.advice.choice import advise_together, choose
 from luminosity.operate.advice.measured import PipelineUse, measure
 from luminosity.operate.advice.prediction import (
     can_predict,
@@ -18,7 +18,6 @@ from luminosity.operate.advice.prediction import (
     workers_for,
 )
 from luminosity.operate.advice.rules import Advice, PoolAdvice, advise_pool, step_names
-from luminosity.operate.advice.together import advise_together
 from luminosity.operate.cost.bill import Bill
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 from luminosity.runs.records import Record

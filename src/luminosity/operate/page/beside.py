@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from luminosity.extras import check
-from luminosity.operate.page.access import TOKEN_FILE, token_of
-from luminosity.operate.page.listening import address, bind
+from luminosity.operate.page.access import TOKEN_FILE, address, bind, token_of
 
 __all__ = ["PageBeside"]
 

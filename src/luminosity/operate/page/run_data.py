@@ -6,20 +6,56 @@ A record is JSON already. It is passed on as it is, because turning a large reco
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
-from luminosity.operate.page.kept_results import FOREVER, KeptResults
 from luminosity.operate.page.replies import Packed, json_bytes
 from luminosity.runs import records
-from luminosity.runs.records import RUN_ID, Damaged
+from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
-__all__ = ["Run", "RunFiles"]
+__all__ = ["FOREVER", "KeptResults", "Run", "RunFiles"]
+FOREVER = float("inf")
+V = TypeVar("V")
+
+
+class KeptResults(Generic[V]):
+    """The results of a function of a file, up to a number of them; the one unused for longest goes first.
+
+    May be used on several threads.
+    """
+
+    def __init__(self, make: Callable[[Path], tuple[V, float]], most: int) -> None:
+        """``make`` returns a result for a file, and for how many seconds it counts if the file does not change."""
+        self._make = make
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Path, tuple[FileVersion, float, V]] = OrderedDict()
+
+    def get(self, path: Path) -> V | None:
+        """Return the result for a file, or None if there is no file."""
+        version = version_of(path)
+        if version is None:
+            return None
+        with self._lock:
+            held = self._held.get(path)
+            if held is not None and held[0] == version and time.monotonic() < held[1]:
+                self._held.move_to_end(path)
+                return held[2]
+        value, seconds = self._make(path)
+        with self._lock:
+            self._held[path] = (version, time.monotonic() + seconds, value)
+            self._held.move_to_end(path)
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        return value
+
 
 _MOST_LINES = 1_000  # a folder keeps 200 runs
 _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed form
@@ -27,7 +63,6 @@ _LIVE_LINE_S = 2.0  # how old the line about a run under way may be
 _MOST_SHARE = 0.01  # of a core, for the line about a run whose record is large
 _LIVE_RUN_S = 0.5
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
-
 Content = dict[str, Any]
 
 

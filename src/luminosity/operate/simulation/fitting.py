@@ -8,8 +8,16 @@ from luminosity._shared.text import format_bytes
 from luminosity.errors import Fix, RecordError
 from luminosity.events import InferenceView, ModelLoaded, PoolInfo, StageInfo, StageView, WorkerStarted
 from luminosity.operate.cost.bill import device_names, peak_ram, start_cpu
-from luminosity.operate.simulation.scenario import PoolOrder, Scenario, pools_named
-from luminosity.operate.simulation.workload import AutoscaleRange, Input, PoolModel, StageModel, Workload
+from luminosity.operate.simulation.workload import (
+    AutoscaleRange,
+    Input,
+    PoolModel,
+    PoolOrder,
+    Scenario,
+    StageModel,
+    Workload,
+    pools_named,
+)
 from luminosity.runs.records import Record
 from luminosity.runs.views import words
 

@@ -11,9 +11,8 @@ from luminosity.operate.cost.bill import Bill, bill_of_usage, within_machine
 from luminosity.operate.cost.prices import PriceSheet, Usage
 from luminosity.operate.simulation import simulator
 from luminosity.operate.simulation.fitting import BETWEEN_RUNS, device_share, fit
-from luminosity.operate.simulation.scenario import Scenario
 from luminosity.operate.simulation.simulator import Outcome
-from luminosity.operate.simulation.workload import Input, PoolModel, Workload
+from luminosity.operate.simulation.workload import Input, PoolModel, Scenario, Workload
 from luminosity.runs.records import Record
 
 __all__ = ["Check", "Forecast", "HoldUp", "forecast"]

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from luminosity.engine.explain.drawing.words import (
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
+from luminosity.engine.explain.words import (
     counted,
     devices_in_words,
     machine_in_words,
@@ -14,7 +15,6 @@ from luminosity.engine.explain.drawing.words import (
     ranges,
     share_in_words,
 )
-from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources.pools import Pool
 
 __all__ = ["print_plan"]
