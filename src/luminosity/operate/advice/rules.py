@@ -1,4 +1,4 @@
-"""The rules of ``lum advise``: what to write instead, from what a pool used; and the sentences of ``lum plan`` about it."""
+"""The rules of ``lum advise`` and of ``lum plan``: what to write instead, from what a pool used."""
 
 from __future__ import annotations
 
