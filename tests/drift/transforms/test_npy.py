@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luminosity.cli.drift.sources import open_source, read_sample
 from luminosity.cli.common.table_options import TableReader
+from luminosity.cli.drift.sources import open_source, read_sample
 from luminosity.drift.transforms.files import npy_rows
 from luminosity.errors import DriftError
 
