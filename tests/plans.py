@@ -11,8 +11,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
-from luminosity.engine.cluster import nodes as cluster_nodes
-from luminosity.engine.cluster import session
+from luminosity.engine.cluster.driver import ray_nodes as cluster_nodes
+from luminosity.engine.cluster.driver import session
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation

@@ -46,8 +46,8 @@ from luminosity.engine.workers.debug import DebugWorkers
 from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
 
 if TYPE_CHECKING:
-    from luminosity.engine.cluster.session import Session
-    from luminosity.engine.node_workers.launcher import NodeLauncher
+    from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
+    from luminosity.engine.cluster.driver.session import Session
 
 __all__ = ["assemble"]
 
@@ -305,7 +305,7 @@ def _workers(
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     elif session is not None:
-        from luminosity.engine.setup_on_nodes import set_up_on_nodes  # a run on one machine needs none of it
+        from luminosity.engine.cluster.driver.set_up import set_up_on_nodes  # a run on one machine needs none of it
 
         server, on_nodes = set_up_on_nodes(graph, pools, folders, data.blocks, state, descriptors, checkpoint, session)
         process_launcher = on_nodes

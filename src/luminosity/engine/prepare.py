@@ -27,7 +27,7 @@ from luminosity.engine.resources.python_environments import PythonEnvironment, c
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:
-    from luminosity.engine.cluster.session import Session
+    from luminosity.engine.cluster.driver.session import Session
 
 __all__ = ["Prepared", "prepare", "worker_environment"]
 
@@ -91,9 +91,9 @@ def _connect(
     if config.ray_address is None:
         return None
     from luminosity.engine.cluster import shipping  # a run on one machine needs none of it
-    from luminosity.engine.cluster.nodes import nodes
-    from luminosity.engine.cluster.session import connect
-    from luminosity.engine.cluster.shared_paths import SharedPaths
+    from luminosity.engine.cluster.driver.ray_nodes import nodes
+    from luminosity.engine.cluster.driver.session import connect
+    from luminosity.engine.cluster.driver.shared_paths import SharedPaths
 
     for step in pipeline.components.transforms.values():
         environment = pipeline.components.environments.get(step.environment_id)
@@ -142,7 +142,7 @@ def _prepare(
     if session is None:
         machine = Machine.detect(config.accelerators)
     else:
-        from luminosity.engine.cluster.nodes import known_types, nodes
+        from luminosity.engine.cluster.driver.ray_nodes import known_types, nodes
 
         machine = Machine.of_cluster(nodes(), config.accelerators, known_types())
     if not config.debug:

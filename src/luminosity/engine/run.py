@@ -44,7 +44,7 @@ from luminosity.runs.views import live
 from luminosity.runs.views.notebook import kept_events
 
 if TYPE_CHECKING:
-    from luminosity.engine.cluster.session import Session
+    from luminosity.engine.cluster.driver.session import Session
 
 __all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
 

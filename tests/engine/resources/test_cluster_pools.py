@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luminosity.engine.cluster.nodes import node_of
+from luminosity.engine.cluster.driver.ray_nodes import node_of
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs

@@ -1,1 +1,1 @@
-"""A Ray cluster: the connection to it, what its nodes have, and what a run sends to them."""
+"""What only a run on a Ray cluster has: the driver's side, the agent of each node, its workers, and what they share."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
@@ -12,12 +12,10 @@ from apache_beam.utils.thread_pool_executor import UnboundedThreadPoolExecutor
 
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks, Connection
-from luminosity.engine.fnapi.guard import Guard
 from luminosity.engine.fnapi.logs import LoggingServicer
-from luminosity.engine.fnapi.security import RunSecurity
 from luminosity.errors import InvalidArgument, WorkerStartFailed
 
-__all__ = ["FnApiServer"]
+__all__ = ["FnApiServer", "Security"]
 
 _STOP_TIMEOUT_S = 2.0  # for open streams to end; workers have exited by then
 _OPTIONS = [
@@ -43,6 +41,18 @@ _TCP_OPTIONS = [
 ]
 
 
+class Security(Protocol):
+    """What keeps strangers away from a server on TCP: see ``cluster/security.py``."""
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of the server."""
+        ...
+
+    def guard(self, connection: Callable[[str], Connection | None]) -> grpc.ServerInterceptor:
+        """Return what checks each call; ``connection`` returns that of a worker, None if it is not expected."""
+        ...
+
+
 class FnApiServer:
     """Serves workers at :attr:`url` from construction until :meth:`stop`.
 
@@ -57,7 +67,7 @@ class FnApiServer:
         url: str,
         state: StateStore,
         descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
-        security: RunSecurity | None = None,
+        security: Security | None = None,
     ) -> None:
         """``url`` is ``unix:PATH``, or, with ``security``, ``HOST:0`` for any free port of an address of this machine.
 
@@ -70,8 +80,8 @@ class FnApiServer:
         if security is None:
             self._server = grpc.server(self._threads, options=_OPTIONS)
         else:
-            guard = Guard(security, self.connections.get)
-            self._server = grpc.server(self._threads, interceptors=[guard], options=_OPTIONS + _TCP_OPTIONS)
+            guards = [security.guard(self.connections.get)]
+            self._server = grpc.server(self._threads, interceptors=guards, options=_OPTIONS + _TCP_OPTIONS)
         self.url = self._listen(url, security)
         beam_fn_api_pb2_grpc.add_BeamFnControlServicer_to_server(_Control(self), self._server)
         beam_fn_api_pb2_grpc.add_BeamFnDataServicer_to_server(_Data(self), self._server)
@@ -79,7 +89,7 @@ class FnApiServer:
         beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(LoggingServicer(self.url), self._server)
         self._server.start()
 
-    def _listen(self, url: str, security: RunSecurity | None) -> str:
+    def _listen(self, url: str, security: Security | None) -> str:
         """Listen at ``url`` and return the address with the port that was chosen."""
         if security is None:
             if not url.startswith("unix:"):

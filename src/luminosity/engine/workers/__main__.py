@@ -10,7 +10,6 @@ import sys
 
 from luminosity._shared import descendants
 from luminosity.engine.workers import harness
-from luminosity.engine.workers.on_node import worker
 from luminosity.engine.workers.request import WorkerRequest
 
 
@@ -22,11 +21,11 @@ def main() -> None:
         # Not up to the end, which does not come if the script forks just now: that process holds the pipe, too.
         parsed = WorkerRequest.from_json(file.readline())
     harness.end_with(lifeline)
-    code = worker.run(parsed)
+    harness.run(parsed)
     # As in a forked worker. Otherwise multiprocessing would wait for its processes, which the runner ends.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(0)
 
 
 if __name__ == "__main__":

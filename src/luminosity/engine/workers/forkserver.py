@@ -1,7 +1,8 @@
 """The fork server: a process that has imported Beam and pyarrow, and forks a worker for each request.
 
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
-responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request}`` and ``{"kill": pid}``. Responses:
+responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request, "entry": function}`` and
+``{"kill": pid}``. ``function`` is pickled; it runs a worker that differs from those of one machine. Responses:
 ``{"ready": true}``, ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and
 ``{"ended": pid, "code": code, "left": pids}``. A worker has ended when the processes that it had started have ended,
 too; ``left`` are those that can't be ended. When its input closes, the fork server ends all of them, removes the
@@ -16,6 +17,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import select
 import selectors
 import shutil
@@ -34,13 +36,6 @@ __all__ = ["main"]
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_S = 0.01  # while processes of a worker that has ended are about to end
-_PRELOADED = (
-    "apache_beam",
-    "apache_beam.runners.worker.bundle_processor",
-    "apache_beam.runners.worker.sdk_worker_main",
-    "luminosity.engine.workers.on_node.worker",
-    "pyarrow",
-)
 # The engine does not use these, but a pipeline of tables and models needs them in every worker at once.
 _PRELOADED_IF_TIME_IS_LEFT = (
     "luminosity.inference.enrich.transform",
@@ -67,8 +62,11 @@ def main() -> None:
 def _preload() -> None:
     gc.disable()  # imports make little garbage; workers enable it again
     logging.disable(logging.WARNING)  # the runner has logged Beam's messages about optional packages already
-    for module in _PRELOADED:
-        importlib.import_module(module)
+    import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    # With Beam and its worker.
+    from luminosity.engine.workers import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
     import_lean()  # otherwise each worker would import torch, if installed, when a pipeline uses RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
@@ -167,11 +165,11 @@ class _Server:
             self._respond({"failed": str(error), "worker": worker})
             return
         if pid == 0:
-            self._become_worker(message["start"])
+            self._become_worker(message["start"], message["entry"])
         self._workers.add(pid)
         self._respond({"started": pid, "worker": worker})
 
-    def _become_worker(self, request: dict[str, Any]) -> None:
+    def _become_worker(self, request: dict[str, Any], entry: str) -> None:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -184,11 +182,11 @@ class _Server:
             gc.enable()
             collect_seldom()
             from luminosity.engine.workers import harness
-            from luminosity.engine.workers.on_node import worker
-            from luminosity.engine.workers.request import WorkerRequest
+            from luminosity.engine.workers.request import Entry, WorkerRequest
 
             harness.end_with(self._lifeline)
-            code = worker.run(WorkerRequest(**request))
+            run: Entry = pickle.loads(bytes.fromhex(entry)) if entry else harness.run
+            code = run(WorkerRequest(**request)) or 0
         except BaseException:
             import traceback
 

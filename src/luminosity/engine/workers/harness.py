@@ -33,12 +33,11 @@ from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
 from luminosity._shared.text import parse_size
 from luminosity.engine.data import wire
 from luminosity.engine.fnapi.logs import add_logger_name
-from luminosity.engine.fnapi.security import WorkerAccess
 from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.engine.workers.sdk import beam_models, secure_channels, shared_objects
+from luminosity.engine.workers.sdk import beam_models, shared_objects
 from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
 from luminosity.engine.workers.sdk.bundle_report import report_of
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
@@ -158,8 +157,6 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if request.is_stream:
         sdk_worker.StateCache = StreamCache
     sdk_worker_main.SdkHarness = ReportingHarness
-    if request.source_folder:
-        ReportingHarness.copied = request.working_directory, request.source_folder
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()
     # Beam's worker logs details for its developers at INFO.
@@ -170,8 +167,6 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
         logging.getLogger(name).setLevel(logging.ERROR)
     # It logs every exception of user code; the runner gets them and reports the last one.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-    if request.access is not None:
-        secure_channels.use(WorkerAccess(**request.access), request.url)
     descriptor = f'url: "{request.url}"'
     created: Any = sdk_worker_main.create_harness(
         {

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any, ClassVar, Protocol
 from luminosity._shared import descendants
 from luminosity.engine.process_limits import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
-from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.request import Entry, WorkerRequest
 from luminosity.errors import WorkerStartFailed
 
 __all__ = [
@@ -240,9 +241,10 @@ class ForkServer:
         """Return whether it can start workers for this process."""
         return self._owner == os.getpid() and not self._is_closed and self._process.poll() is None
 
-    def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
-        """Fork a worker. Blocks until it runs."""
-        line = json.dumps({"start": asdict(request)})
+    def start(self, request: WorkerRequest, on_exit: OnExit, entry: Entry | None = None) -> Process:
+        """Fork a worker, which calls ``entry``, or else the harness. Blocks until it runs."""
+        pickled = pickle.dumps(entry).hex() if entry is not None else ""
+        line = json.dumps({"start": asdict(request), "entry": pickled})
         started: Future[int] = Future()
         with self._lock:
             if self._is_closed:

@@ -1,0 +1,104 @@
+"""Watches the nodes of a run: which are frozen, which Ray will take away soon, and which have joined."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from luminosity.engine.cluster.driver import ray_nodes
+from luminosity.engine.cluster.driver.agents import Agents
+
+__all__ = ["NodeWatch"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks
+_NEW_S = 5.0  # between two looks for nodes that have joined
+_PING_S = 5.0  # between two pings of one agent
+_ANSWER_S = 20.0  # then the node counts as frozen; a busy one needs seconds
+_END_S = 5.0  # for the thread to end
+
+
+@dataclass
+class _Ping:
+    """A ping of one agent."""
+
+    actor: Any
+    reference: Any
+    sent_at: float
+    is_answered: bool = False
+
+
+class NodeWatch:
+    """Looks at all nodes with agents, once a second, on a thread of its own.
+
+    The connection of a worker shows within 20 s that its node is frozen. This shows it also for nodes that only hold
+    copies of blocks, or whose workers have not connected yet.
+    """
+
+    def __init__(self, agents: Agents, on_frozen: Callable[[str], None], on_leaving: Callable[[str], None]) -> None:
+        """The functions get a node's id, once for each node, and must not wait."""
+        self._agents = agents
+        self._on_frozen = on_frozen
+        self._on_leaving = on_leaving
+        self._pings: dict[str, _Ping] = {}
+        self._leaving: set[str] = set()
+        self._known: set[str] | None = None  # nodes of the cluster so far; None before the first look
+        self._look_for_new_at = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="luminosity-nodes", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        from ray.exceptions import RayError
+
+        while not self._closed.wait(_LOOK_S):
+            try:
+                for node_id in ray_nodes.leaving() - self._leaving:
+                    self._leaving.add(node_id)
+                    self._on_leaving(node_id)
+                self._ping_all(time.monotonic())
+                self._look_for_new(time.monotonic())
+            except RayError as error:
+                _LOGGER.debug("the cluster does not say how its nodes are: %r", error)
+
+    def _look_for_new(self, now: float) -> None:
+        """Say which nodes have joined: the run's plan does not know them."""
+        if now < self._look_for_new_at:
+            return
+        self._look_for_new_at = now + _NEW_S
+        found = {node.id: node for node in ray_nodes.nodes()}
+        for node_id in sorted({*found} - (self._known if self._known is not None else {*found})):
+            _LOGGER.warning(
+                "node %s (%s) has joined the cluster; this run uses it for workers that wait for a place or were lost, "
+                "and starts no more workers than planned: the next run uses it from the start",
+                found[node_id].address,
+                node_id[:8],
+            )
+        self._known = {*found} | (self._known or set())
+
+    def _ping_all(self, now: float) -> None:
+        import ray
+
+        agents = {agent.node_id: agent for agent in self._agents.on_other_nodes()}
+        for node_id in [node_id for node_id in self._pings if node_id not in agents]:
+            del self._pings[node_id]
+        for node_id, agent in agents.items():
+            ping = self._pings.get(node_id)
+            if ping is None or ping.actor is not agent.actor or (ping.is_answered and now - ping.sent_at > _PING_S):
+                self._pings[node_id] = _Ping(agent.actor, agent.actor.ping.remote(), now)
+            elif not ping.is_answered:
+                # An error is an answer, too: the agent has died, and its pending call says so.
+                ping.is_answered = bool(ray.wait([ping.reference], timeout=0)[0])
+                if not ping.is_answered and now - ping.sent_at > _ANSWER_S:
+                    del self._pings[node_id]
+                    self._on_frozen(node_id)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join(_END_S)
