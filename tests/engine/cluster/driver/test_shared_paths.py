@@ -33,7 +33,7 @@ class _Nodes:
         self.asked: list[str] = []
         self.marks: list[str] = []
         monkeypatch.setattr(shared_paths, "ask_nodes", self._ask)
-        monkeypatch.setattr(shared_paths.nodes, "nodes", lambda: [_DRIVER, _OTHER])
+        monkeypatch.setattr(shared_paths.ray_nodes, "nodes", lambda: [_DRIVER, _OTHER])
 
     def _ask(
         self, found: Sequence[Node], question: Question, marks: Mapping[str, str], files: Mapping[str, int]
