@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 
 __all__ = ["calling_line", "fold", "from_user_code", "is_installed", "is_runners", "is_users", "is_users_file"]
 
-_OUR_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OUR_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # of the whole package
 _STANDARD_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 # May lie inside the standard library's folder.
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})

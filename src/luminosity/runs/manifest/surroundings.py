@@ -115,7 +115,7 @@ def code() -> dict[str, str]:
     """Return the digests of the script and of the modules that it imported, but those of installed packages."""
     words = [*sys.argv[:1], *(_remembered[1:2] if _remembered[:1] == ["run"] else ())]
     files = {os.path.realpath(word): None for word in words if os.path.isfile(word)}
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     # Compared as texts first: asking the disk about thousands of modules would take a while.
     folders = tuple(f"{path}{os.sep}" for path in (package, sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)))
     for module in list(sys.modules.values()):
