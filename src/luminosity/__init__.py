@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.jax import JaxModelHandler
     from luminosity.inference.handlers.text.classifier import TextClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-    from luminosity.inference.handlers.text.generator import TextGenerator
-    from luminosity.inference.handlers.text.summarizer import Summarizer
+    from luminosity.inference.handlers.text.generator import Summarizer, TextGenerator
     from luminosity.inference.handlers.text.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from luminosity.io.stores.write_qdrant import WriteQdrant
     from luminosity.io.write_table import WriteTable
     from luminosity.runner_options import LuminosityOptions
-    from luminosity.tables.map_table import MapTable
-    from luminosity.tables.row_ids import AddRowIds
+    from luminosity.tables.map_table import AddRowIds, MapTable
     from luminosity.tables.row_times import WindowTable
     from luminosity.tables.rows import RowsFromTable, TableFromRows
 
@@ -104,7 +102,7 @@ _HOMES = {
         ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
         "luminosity.events",
     ),
-    "AddRowIds": "luminosity.tables.row_ids",
+    "AddRowIds": "luminosity.tables.map_table",
     "Column": "luminosity.inference.enrich.column",
     "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",
@@ -126,7 +124,7 @@ _HOMES = {
     "RunInference": "luminosity.inference.run_inference",
     "SearchQdrant": "luminosity.io.stores.search_qdrant",
     "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
-    "Summarizer": "luminosity.inference.handlers.text.summarizer",
+    "Summarizer": "luminosity.inference.handlers.text.generator",
     "TableFromRows": "luminosity.tables.rows",
     "TextClassifier": "luminosity.inference.handlers.text.classifier",
     "TextGenerator": "luminosity.inference.handlers.text.generator",

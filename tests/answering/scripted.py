@@ -14,7 +14,7 @@ from luminosity import Handler
 from luminosity.io.stores.connect import open_collection
 from luminosity.io.stores.points import Point, point_id
 from luminosity.io.stores.qdrant_collection import CollectionAddress
-from luminosity.tables.row_ids import _row_id
+from luminosity.tables.map_table import _row_id
 
 SIZE = 64
 

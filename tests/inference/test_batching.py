@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from luminosity._shared.cost_line import CostLine
 from luminosity.inference.batching.backlog import Backlog
-from luminosity.inference.batching.budget import Budget
 from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning
-from luminosity.inference.batching.policy import BatchPolicy, Cut, first_cut
+from luminosity.inference.batching.policy import BatchPolicy, Budget, Cut, first_cut
 from luminosity.inference.steps.prepare import BlockSize
 
 

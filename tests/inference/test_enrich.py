@@ -33,7 +33,7 @@ from luminosity import (
 )
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.enrich.outputs import NewColumn
+from luminosity.inference.enrich.infer_columns import NewColumn
 from luminosity.inference.enrich.prepare_columns import alike
 from luminosity.inference.enrich.table_steps import BeginDoFn
 from luminosity.inference.handlers.columns import to_numpy

@@ -10,7 +10,7 @@ from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, Pr
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import Handler, RunInference
-from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.adapting.adapt import ModelSet
 from tests.both_runners import Pipelines, counters
 
 

@@ -25,7 +25,7 @@ from luminosity import (
     TokenClassifier,
     WorkerShare,
 )
-from luminosity.inference.steps import loaded_ahead
+from luminosity.inference.steps import sessions
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.settings import StepSettings
 from tests.inference.texts import MINILM
@@ -229,7 +229,7 @@ def test_a_model_that_fails_to_load_ahead_is_reported_with_its_step(tmp_path: Pa
 def test_models_loaded_ahead_are_held_until_their_step_holds_them(ahead_first: bool, tmp_path: Path) -> None:
     settings = StepSettings(step_id=f"step {ahead_first}", model_tag=f"tag {ahead_first}", metrics_namespace="space")
     ahead, step = (InferDoFn(Slow(str(tmp_path)), settings) for _ in range(2))
-    kept = loaded_ahead._kept  # pyright: ignore[reportPrivateUsage]
+    kept = sessions._kept  # pyright: ignore[reportPrivateUsage]
     if ahead_first:
         ahead.load_ahead()
         assert settings.step_id in kept

@@ -16,7 +16,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
-from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.steps.infer import InferDoFn
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.prepare import PrepareDoFn

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from luminosity import RowsFromTable, TableFromRows
 from luminosity.errors import TableError
 from luminosity.tables.batch_builder import BatchBuilder
-from luminosity.tables.gather import GatherDoFn
 from luminosity.tables.row_maker import RowMaker
+from luminosity.tables.rows import GatherDoFn
 from tests.both_runners import Pipelines
 
 UTC = datetime.timezone.utc

@@ -13,7 +13,7 @@ from luminosity.answering.default_models import default_embedder, default_genera
 from luminosity.answering.prompt import PromptStyle
 from luminosity.answering.retrieval import SearchSettings
 from luminosity.errors import HandlerError, InvalidArgument
-from luminosity.inference.adapting.checks import check_handler
+from luminosity.inference.adapting.adapt import check_handler
 from luminosity.io.stores.qdrant_collection import CollectionAddress
 
 __all__ = ["AskSettings", "Options", "text_of"]

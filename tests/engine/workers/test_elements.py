@@ -14,7 +14,7 @@ from apache_beam.io.restriction_trackers import OffsetRange
 
 from luminosity.engine.workers.elements import describe_element, describe_input
 from luminosity.engine.workers.failure import Failure
-from luminosity.inference.enrich.table_block import TableBlock
+from luminosity.inference.enrich.table_steps import TableBlock
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.io.formats import Format
 from luminosity.io.reading.byte_ranges import ByteRange

@@ -28,7 +28,7 @@ from sklearn.linear_model import LinearRegression
 from luminosity import Column, Enrich, Handler, JaxModelHandler, TorchModelHandler
 from luminosity.inference.adapting.columnar import takes_names, whole_columns
 from luminosity.inference.blocks import take
-from luminosity.inference.enrich.inputs import block_of
+from luminosity.inference.enrich.column import block_of
 from tests.both_runners import Pipelines
 
 WEIGHTS = np.array([1.0, 2.0, 3.0])

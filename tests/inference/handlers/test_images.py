@@ -18,8 +18,8 @@ from PIL import Image
 
 from luminosity import Column, Enrich, ImageClassifier, ImageEmbedder, ImageRecipe, RunInference
 from luminosity.errors import HandlerError, InvalidArgument, InvalidType, ModelUnavailable
-from luminosity.inference.handlers.images.decoding import decode
-from luminosity.inference.handlers.images.processor import TransformersRecipe, sample_image
+from luminosity.inference.handlers.images.image_handler import decode
+from luminosity.inference.handlers.images.recipe import TransformersRecipe, sample_image
 from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.texts import MINILM
 from tests.plans import break_between, explained, stage_with

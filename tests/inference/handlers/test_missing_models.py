@@ -32,8 +32,8 @@ from luminosity import (
     TorchModelHandler,
 )
 from luminosity.errors import ModelUnavailable
-from luminosity.inference.handlers.text import hub
-from luminosity.inference.handlers.text.hub import must_stay_offline
+from luminosity.inference.handlers.text import pretrained
+from luminosity.inference.handlers.text.pretrained import must_stay_offline
 from luminosity.inference.model_names import handler_of
 
 _MISSING_PATHS = ["/nowhere/model", "./nowhere", "a/b/c", "models/", "~nobody/model"]
@@ -77,7 +77,7 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRANSFORMERS_CACHE", raising=False)
     huggingface_hub.close_session()
-    monkeypatch.setattr(hub, "_answers", {})
+    monkeypatch.setattr(pretrained, "_answers", {})
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_a_hub_that_can_not_be_reached(online: None, monkeypatch: pytest.MonkeyP
 
 def test_a_hub_that_does_not_answer_counts_as_unreachable(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = threading.Event()
-    monkeypatch.setattr(hub, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(hub, "_request", lambda *_: waits.wait(60))
+    monkeypatch.setattr(pretrained, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(pretrained, "_request", lambda *_: waits.wait(60))
     with pytest.raises(ModelUnavailable, match="no answer within 0 s"):
         must_stay_offline("org/model", {})
     waits.set()

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from luminosity.inference.handlers.text import word_cache
-from luminosity.inference.handlers.text.tokens import Tokenizer
-from luminosity.inference.handlers.text.word_cache import WordCache
+from luminosity.inference.handlers.text import tokens
+from luminosity.inference.handlers.text.tokens import Tokenizer, WordCache
 from tests.inference.texts import MINILM, sentences
 
 # Texts in which pieces could be joined, or could differ from Python's own split.
@@ -93,7 +92,7 @@ def test_real_texts_of_any_length_at_several_limits() -> None:
 
 
 def test_a_full_table_starts_anew(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> None:
-    monkeypatch.setattr(word_cache, "_MOST_STRINGS", 50)
+    monkeypatch.setattr(tokens, "_MOST_STRINGS", 50)
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(MINILM), 16)
 
     for start in range(0, 200, 10):

@@ -19,7 +19,7 @@ from luminosity.inference import memory
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.blocks import rows
 from luminosity.inference.host import host as host_module
-from luminosity.inference.host import loader
+from luminosity.inference.host import model as host_model
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.lane import LaneSettings
 from luminosity.inference.host.work import Outcome
@@ -189,7 +189,7 @@ def test_other_models_are_loaded_after_a_drop_that_failed(monkeypatch: pytest.Mo
 
     before, host = host_threads(), ModelHost(budget=10_000_000)
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "release_memory", broken)
+        patch.setattr(host_model, "release_memory", broken)
         found = outcomes(host, Sized(50_000_000), [[1]], LaneSettings(model="large"), name="large")
         assert isinstance(found[0].error, ModelTooLarge)
         until(lambda: not any("load" in thread.name for thread in host_threads() - before))

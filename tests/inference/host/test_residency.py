@@ -16,7 +16,7 @@ import pytest
 
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
-from luminosity.inference.host import loader
+from luminosity.inference.host import model as host_model
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import model_budget
 from luminosity.inference.host.interface import Ahead
@@ -482,7 +482,7 @@ def test_a_new_version_without_room_that_is_broken_leaves_the_work_to_the_old_on
 def test_a_size_in_doubt_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first model of a library also loads the library."""
     sizes = iter([0, 900, 900, 1000])
-    monkeypatch.setattr(loader, "resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(host_model, "resident_bytes", lambda: next(sizes))
     host, machine = ModelHost(budget=500), Machine()
     lane = host.enter("model", lambda: Tenant(machine, 7, size=None), LaneSettings())
     assert ask(host, lane, [1]) == [1007]

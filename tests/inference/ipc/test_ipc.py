@@ -29,13 +29,13 @@ from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.ipc import client, server
 from luminosity.inference.ipc import folder as folders
-from luminosity.inference.ipc.authentication import AuthenticationFailed, prove_as_client, prove_as_host
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.ipc.client import connect as connect_to_host
 from luminosity.inference.ipc.client import last_output
 from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
 from luminosity.inference.ipc.pickling import pickle_with_buffers
 from luminosity.inference.ipc.server import serve
+from luminosity.inference.ipc.sockets import AuthenticationFailed, prove_as_client, prove_as_host
 from tests.inference.ipc.ipc_services import echo
 from tests.processes import wait_for
 

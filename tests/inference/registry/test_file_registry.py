@@ -13,10 +13,9 @@ import pytest
 
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.registry import resolve as resolving
-from luminosity.inference.registry.digests import model_digest
 from luminosity.inference.registry.file_registry import register_model
-from luminosity.inference.registry.names import RegistryName
 from luminosity.inference.registry.resolve import resolve
+from luminosity.inference.registry.resolved import RegistryName, model_digest
 from tests.inference.stores import ROOT
 
 

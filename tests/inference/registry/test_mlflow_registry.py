@@ -17,8 +17,8 @@ from luminosity.errors import MissingExtra, ModelUnavailable
 from luminosity.inference.files.local import cached_copy, use_cache
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry import mlflow_registry
-from luminosity.inference.registry.digests import model_digest
 from luminosity.inference.registry.resolve import resolve
+from luminosity.inference.registry.resolved import model_digest
 from tests.inference.texts import MINILM, tiny_bert_config
 
 with_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs the extra mlflow")

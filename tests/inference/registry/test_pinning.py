@@ -22,14 +22,14 @@ from apache_beam.testing.util import assert_that, equal_to
 from luminosity import Column, Enrich, Handler, LuminosityRunner, RunInference, RunStarted, TorchModelHandler
 from luminosity.engine.explain.explain import plan_pipeline
 from luminosity.errors import InvalidArgument, ModelUnavailable
-from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
+from luminosity.inference.adapting.adapt import THE_MODEL, ModelSet
 from luminosity.inference.model_names import handler_of
 from luminosity.inference.registry import resolve as resolving
 from luminosity.inference.registry.file_registry import register_model
 from luminosity.inference.registry.resolve import resolve
-from luminosity.inference.steps import watch
+from luminosity.inference.steps import versions as steps_versions
 from luminosity.inference.steps.pinning import pin_here, pin_models, registry_watch
-from luminosity.inference.steps.watch import FileWatcher, RegistryWatch, RegistryWatcher, Watch
+from luminosity.inference.steps.versions import FileWatcher, RegistryWatch, RegistryWatcher, Watch
 
 
 class FromFile(Handler[int, Any, int]):
@@ -272,7 +272,7 @@ def test_a_slow_look_does_not_put_an_older_version_back(tmp_path: Path, monkeypa
             assert answered.wait(60)
         return version
 
-    monkeypatch.setattr(watch, "resolve", answer_slowly)
+    monkeypatch.setattr(steps_versions, "resolve", answer_slowly)
     watcher = RegistryWatcher(RegistryWatch({THE_MODEL: first}, 1e9, 1e12))
     watcher.newest(THE_MODEL)  # begins a look in the background
     assert asked.wait(60)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity._shared.text import format_bytes
 from luminosity.core import usable_cores
-from luminosity.inference.tuning.advice import flags, handler_code, sentences
+from luminosity.inference.tuning.tune import flags, handler_code, sentences
 
 if TYPE_CHECKING:
     from luminosity.inference.tuning.search import Trial

@@ -1,19 +1,23 @@
-"""Turns any Beam ``ModelHandler`` into a ``Handler``."""
+"""Turns any Beam ``ModelHandler`` into a ``Handler``, or into the handlers of many keys, and checks it."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Hashable, Iterable
 from typing import Any, cast
 
+import apache_beam as beam
 from apache_beam.ml.inference import base
-from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
 
-from luminosity.inference.adapting.checks import check_handler
+from luminosity._shared.text import list_some, shorten_repr
+from luminosity.errors import InvalidType
 from luminosity.inference.adapting.wrapping import BeamContract, WrappedHandler
+from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import Handler
+from luminosity.inference.handler import Handler, limits_of
 
-__all__ = ["adapt", "adapt_keyed", "without_functions"]
-
+__all__ = ["THE_MODEL", "ModelSet", "adapt", "check_batching", "check_files", "check_handler", "without_functions"]
 _REMOTE_CONCURRENCY = 4  # calls of a remote model at once: they wait for the network, not for a device
 _OUTER = (base._PreProcessingModelHandler, base._PostProcessingModelHandler)  # pyright: ignore[reportPrivateUsage]
 _PREBATCHED = base._PrebatchedModelHandler  # pyright: ignore[reportPrivateUsage]
@@ -23,7 +27,7 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     """Return ``handler`` with all hooks: itself if it is a ``Handler``, otherwise a wrapper around it.
 
     Pre- and postprocessing functions run as steps of their own, so their wrappers are removed. A handler of many models
-    is one model here, and loads them as Beam does; :class:`~luminosity.inference.adapting.model_set.ModelSet` is how
+    is one model here, and loads them as Beam does; :class:`~luminosity.inference.adapting.adapt.ModelSet` is how
     our own transform runs them.
     """
     check_handler(handler)
@@ -117,3 +121,126 @@ def _without_example(value: Any) -> Any:
     if isinstance(value, tuple) and len(cast("tuple[Any, ...]", value)) == 2 and isinstance(value[1], PredictionResult):
         return value[0], cast("Any", value[1])._replace(example=None)
     return value
+
+
+def check_handler(handler: Any) -> None:
+    """Raise ``InvalidType`` if ``handler`` is not a usable ``ModelHandler``."""
+    if isinstance(handler, type):
+        raise InvalidType(
+            f"found the class {handler.__name__}, expected an instance of it", fix=f"call it: {handler.__name__}(...)"
+        )
+    if not isinstance(handler, ModelHandler):
+        raise InvalidType(f"found {handler!r}, expected a ModelHandler, Beam's or a luminosity.Handler")
+    kind: Any = type(handler)  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(handler, Handler) and kind.predict is Handler.predict:
+        fix = None
+        if kind.run_inference is not Handler.run_inference:
+            fix = "subclass Beam's ModelHandler, which needs only the run_inference that the class has"
+        raise InvalidType(f"{kind.__name__} has no method `predict(self, model, batch, inference_args=None)`", fix=fix)
+
+
+def check_files(handlers: Iterable[Handler[Any, Any, Any]], pipeline: beam.Pipeline) -> None:
+    """Raise ``ModelUnavailable`` if a model can't be found, if the pipeline's workers run on this machine.
+
+    On other runners, only the workers may have the files. A runner says so with the attribute
+    ``runs_on_this_machine``.
+    """
+    if getattr(pipeline.runner, "runs_on_this_machine", False):
+        for handler in handlers:
+            handler.check_files()
+
+
+def check_batching(handlers: Iterable[Handler[Any, Any, Any]]) -> None:
+    """Raise if a handler's batch settings contradict each other, and warn about settings without effect."""
+    for handler in handlers:
+        limits_of(handler)
+        warn_of_settings_without_meaning(handler.batch_elements_kwargs())
+
+
+THE_MODEL = ""
+"""The name of the model if there is only one."""
+_SHOWN_KEYS = 5
+_SHOWN_CHARACTERS = 100
+
+
+class ModelSet:
+    """The handlers of a transform by name.
+
+    A model of a ``KeyedModelHandler`` is named by the first of its keys and keeps its own settings.
+
+    >>> from apache_beam.ml.inference.base import KeyModelMapping
+    >>> from luminosity import SentenceEmbedder
+    >>> latin, other = SentenceEmbedder("models/latin"), SentenceEmbedder("models/other")
+    >>> mappings = [KeyModelMapping(["en", "de"], latin), KeyModelMapping(["ja"], other)]
+    >>> models = ModelSet(KeyedModelHandler(mappings))
+    >>> list(models.handlers), models.name_of(("de", "Hallo"))
+    (['en', 'ja'], 'en')
+    """
+
+    def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
+        inner: Any = without_functions(handler)
+        self.is_shared = handler.share_model_across_processes()
+        """Whether all workers of a machine should share the models, as the handler says."""
+        self.most_at_once: int | None = None
+        self.handlers: dict[Hashable, Handler[Any, Any, Any]]
+        self._names: dict[Hashable, Hashable] | None = None
+        self._shares_by_default = False
+        # A batch that the user made may hold any key: Beam's own handler splits it.
+        is_keyed = isinstance(inner, KeyedModelHandler) and not handler.should_skip_batching()
+        keyed: Any = inner
+        if is_keyed and not keyed._single_model:
+            self.handlers = {name: adapt_keyed(each) for name, each in keyed._id_to_mh_map.items()}
+            self.most_at_once = keyed._max_models_per_worker_hint
+            self._names = dict(keyed._key_to_id_map)
+            self._shares_by_default = (
+                type(keyed).share_model_across_processes is KeyedModelHandler.share_model_across_processes
+            )
+        else:
+            self.handlers = {THE_MODEL: adapt(handler)}
+
+    def without_updates(self) -> list[str]:
+        """Return the names of handlers that can't load a new version of their model.
+
+        Beam's ``update_model_path`` does nothing unless a handler overrides it.
+        """
+        return sorted({str(each) for each in self.handlers.values() if not each.takes_updates()})
+
+    def is_shared_by_default(self, name: Hashable) -> bool:
+        """Return whether a model is shared only because Beam shares all models of keys, however small they are.
+
+        A model with ``large_model=True`` is shared because its author says so.
+        """
+        return self._shares_by_default and not self.handlers[name].share_model_across_processes()
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether examples are pairs of a key and an example."""
+        return self._names is not None
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """All keys that have a model."""
+        return list(self._names or ())
+
+    def name_of(self, example: Any) -> Hashable:
+        """Return the name of the model that an example is for."""
+        if self._names is None:
+            return THE_MODEL
+        if not isinstance(example, tuple) or len(example) != 2:
+            shown = shorten_repr(example, _SHOWN_CHARACTERS)
+            raise InvalidType(f"found the example {shown}, expected a pair of a key and an example")
+        return self.name_of_key(example[0])
+
+    def name_of_key(self, key: Hashable) -> Hashable:
+        """Return the name of the model of a key. Raises ``KeyError`` if no model has it."""
+        assert self._names is not None
+        try:
+            return self._names[key]
+        except KeyError:
+            raise KeyError(f"no model has the key {key!r}; the KeyedModelHandler maps {self._nearest(key)}") from None
+
+    def _nearest(self, key: Hashable) -> str:
+        """List some of the keys, those that are spelled like ``key`` first."""
+        by_text = {str(each): each for each in self.keys}
+        near = [by_text[text] for text in difflib.get_close_matches(str(key), by_text, n=_SHOWN_KEYS)]
+        return list_some(map(repr, dict.fromkeys([*near, *self.keys])), _SHOWN_KEYS)

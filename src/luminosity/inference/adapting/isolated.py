@@ -17,7 +17,7 @@ from luminosity.core import resident_bytes
 from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.wrapping import WrappedHandler
 from luminosity.inference.handler import Handler
-from luminosity.inference.ipc.portable_errors import pack_error, unpack_error
+from luminosity.inference.ipc.pickling import pack_error, unpack_error
 from luminosity.inference.memory import model_bytes
 
 __all__ = ["IsolatedHandler"]

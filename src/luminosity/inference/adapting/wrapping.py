@@ -1,22 +1,22 @@
-"""Base classes for handlers that wrap another handler and change only a part of it."""
+"""Handlers that wrap another handler and change only a part of it, such as the version of its model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 import pyarrow as pa
-from apache_beam.ml.inference.base import ModelHandler
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 
 from luminosity._shared.accelerators import accelerators_of
 from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, sample
 from luminosity.inference.files.local import check_exists
 from luminosity.inference.handler import Handler
+from luminosity.inference.registry.resolved import ResolvedModel
 
-__all__ = ["BeamContract", "NewVersion", "WrappedHandler"]
-
+__all__ = ["BeamContract", "NewVersion", "RegisteredHandler", "WrappedHandler"]
 _BEAM = "apache_beam.ml.inference."
 _NO_ONNX_MODEL = ("DecodeError", "InvalidGraph", "InvalidProtobuf")
 _BEAM_PATHS = ("_model_uri", "_state_dict_path", "_torch_script_model_path", "_model_state")
@@ -265,3 +265,35 @@ class NewVersion(WrappedHandler):
         """Load the new version. Raises if it can't use the examples that ``first`` prepares."""
         self._inner.check_prepares_like(self._first)
         return super().load_model()
+
+
+class RegisteredHandler(WrappedHandler):
+    """Loads one version of a registered model. Predictions carry its name: ``models:/sentiment/7``."""
+
+    def __init__(self, inner: Handler[Any, Any, Any], model: ResolvedModel) -> None:
+        super().__init__(inner)
+        self._model = model
+
+    @property
+    def model_id(self) -> str | None:
+        """The name of the version."""
+        return self._model.uri
+
+    def load_model(self) -> Any:
+        """Load the version. Blocks while its files are fetched; raises if they have another digest."""
+        path = self._model.local_path()
+        if path != self._inner.path_of_model():
+            self._inner.update_model_path(path)
+        return super().load_model()
+
+    def collect(self, outputs: Any) -> Block:
+        """Return the values; results that the handler made itself, as Beam's do, get the name of the version."""
+        values = super().collect(outputs)
+        return [self._named(value) for value in cast("list[Any]", values)] if isinstance(values, list) else values
+
+    def _named(self, value: Any) -> Any:
+        if isinstance(value, PredictionResult):
+            return cast("Any", value)._replace(model_id=self.model_id)
+        if isinstance(value, list):  # of a batch that the user made
+            return [self._named(each) for each in cast("list[Any]", value)]
+        return value

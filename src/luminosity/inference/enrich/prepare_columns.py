@@ -14,9 +14,8 @@ from apache_beam.metrics import Metrics
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.errors import Fix, TableError
 from luminosity.inference.blocks import Block, Indices
-from luminosity.inference.enrich.column import Column, model_of
-from luminosity.inference.enrich.inputs import block_of, decoded, examples_of
-from luminosity.inference.enrich.table_block import Letter, PreparedRows, TableBlock
+from luminosity.inference.enrich.column import Column, block_of, decoded, examples_of, model_of
+from luminosity.inference.enrich.table_steps import Letter, PreparedRows, TableBlock
 from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
 from luminosity.inference.steps.settings import StepSettings

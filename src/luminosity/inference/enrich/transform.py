@@ -12,13 +12,11 @@ import pyarrow as pa
 
 from luminosity.core import OF_BLOCKS
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.adapting.checks import check_batching, check_files
-from luminosity.inference.adapting.model_set import THE_MODEL
+from luminosity.inference.adapting.adapt import THE_MODEL, check_batching, check_files
 from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
-from luminosity.inference.enrich.table_block import TableBlock
-from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, check_schema
+from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, TableBlock, check_schema
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models

@@ -3,10 +3,10 @@
 Only :class:`ModelHost` knows the other classes of this folder:
 
 - :class:`~luminosity.inference.host.model_scheduler.ModelScheduler` decides which model is loaded, evicted or failed.
-- :class:`~luminosity.inference.host.in_flight.InFlight` keeps the batches under way and returns their outcomes.
+- :class:`~luminosity.inference.host.device_threads.InFlight` keeps the batches under way and returns their outcomes.
 - :class:`~luminosity.inference.host.lane.Lane` queues the examples of one model version and cuts batches.
-- :class:`~luminosity.inference.host.lane_queue.LaneQueue` chooses the lane that gets the next batch.
-- :mod:`~luminosity.inference.host.loader` and :class:`~luminosity.inference.host.device_threads.DeviceThreads` do the
+- :class:`~luminosity.inference.host.lane.LaneQueue` chooses the lane that gets the next batch.
+- :mod:`~luminosity.inference.host.model` and :class:`~luminosity.inference.host.device_threads.DeviceThreads` do the
   work in threads and report through callbacks.
 - :class:`~luminosity.inference.host.session.Session` is what a bundle's thread holds.
 
@@ -32,13 +32,20 @@ from luminosity._shared.user_code import is_users
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.device_threads import BatchCallbacks, DeviceThreads
-from luminosity.inference.host.in_flight import InFlight
+from luminosity.inference.host.device_threads import BatchCallbacks, DeviceThreads, InFlight
 from luminosity.inference.host.interface import Ahead
-from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.lane_queue import LaneQueue
-from luminosity.inference.host.loader import Dropped, LoadCallbacks, drop, drop_in_background, start_load
-from luminosity.inference.host.model import Loaded, LoadStats, Model, State
+from luminosity.inference.host.lane import Lane, LaneQueue, LaneSettings
+from luminosity.inference.host.model import (
+    Dropped,
+    LoadCallbacks,
+    Loaded,
+    LoadStats,
+    Model,
+    State,
+    drop,
+    drop_in_background,
+    start_load,
+)
 from luminosity.inference.host.model_scheduler import Decision, ModelScheduler
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import Batch, Outcome, Submitter

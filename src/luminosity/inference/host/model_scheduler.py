@@ -14,8 +14,7 @@ from luminosity.core import WorkerShare
 from luminosity.errors import Fix, ModelTooLarge
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.lane import Lane
-from luminosity.inference.host.loader import Dropped
-from luminosity.inference.host.model import Clock, Family, Loaded, Model, State
+from luminosity.inference.host.model import Clock, Dropped, Family, Loaded, Model, State
 from luminosity.inference.host.residency import Residency
 
 __all__ = ["Decision", "Load", "ModelScheduler"]

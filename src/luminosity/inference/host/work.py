@@ -1,19 +1,25 @@
-"""The objects that move through a model host: submissions in, batches across the device, outcomes out."""
+"""The objects that move through a model host: submissions in, batches across the device, outcomes out.
+
+The host's own threads work for a step of Beam: ``as_part_of`` lets Beam count their metrics and logs for that step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from apache_beam.runners.worker import statesampler
 
 from luminosity.inference.blocks import Block, Indices, concat, piece, take
 
 if TYPE_CHECKING:
     from luminosity.inference.host.lane import Lane
 
-__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission", "Submitter"]
+__all__ = ["Batch", "BatchStats", "Outcome", "Stage", "Submission", "Submitter", "as_part_of", "current_step"]
 
 
 class Submitter(Protocol):
@@ -178,3 +184,36 @@ class Batch:
             first += [(submission, places[:here])] if here else []
             second += [(submission, places[here:])] if here < len(places) else []
         return [Batch(self.lane, parts, self.longest, self.useful / 2, self.budget, 0.0) for parts in (first, second)]
+
+
+def current_step() -> Any:
+    """Return the step that this thread runs, as Beam knows it, or None outside a bundle."""
+    tracker = statesampler.get_current_tracker()
+    return None if tracker is None else tracker.current_state()
+
+
+class _OneStep:
+    """Replaces Beam's state tracker in a thread that belongs to no bundle: it knows one step."""
+
+    def __init__(self, step: Any) -> None:
+        self._step = step
+
+    def current_state(self) -> Any:
+        return self._step
+
+    def update_metric(self, name: Any, value: Any) -> None:
+        if self._step.metrics_container is not None:
+            self._step.metrics_container.get_metric_cell(name).update(value)
+
+
+@contextmanager
+def as_part_of(step: Any) -> Generator[None]:
+    """Count what this thread counts and logs for that step; Beam finds the step by the thread."""
+    if step is None:
+        yield
+        return
+    statesampler.set_current_tracker(_OneStep(step))
+    try:
+        yield
+    finally:
+        statesampler.set_current_tracker(None)

@@ -19,11 +19,17 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.inference.ipc.authentication import AuthenticationFailed, prove_as_host, turn_away
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
 from luminosity.inference.ipc.logs import LogValues, limit_file
-from luminosity.inference.ipc.sockets import close_in_children, is_same_user, listen
+from luminosity.inference.ipc.sockets import (
+    AuthenticationFailed,
+    close_in_children,
+    is_same_user,
+    listen,
+    prove_as_host,
+    turn_away,
+)
 
 __all__ = ["ServeClient", "serve"]
 

@@ -30,9 +30,14 @@ from luminosity._shared.locks import locked
 from luminosity._shared.text import did_you_mean, first_line, list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.files.local import local_copy
-from luminosity.inference.registry.digests import is_digest, model_digest
-from luminosity.inference.registry.names import FILE_SCHEME, RegistryName, is_registry_name
-from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.registry.resolved import (
+    FILE_SCHEME,
+    RegistryName,
+    ResolvedModel,
+    is_digest,
+    is_registry_name,
+    model_digest,
+)
 
 __all__ = ["register_model", "resolve_in_file"]
 

@@ -17,9 +17,7 @@ from luminosity.errors import ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import cached_copy
 from luminosity.inference.files.source import Source, SourceFile
-from luminosity.inference.registry.digests import is_digest
-from luminosity.inference.registry.names import RegistryName
-from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.registry.resolved import RegistryName, ResolvedModel, is_digest
 
 __all__ = ["resolve_in_mlflow"]
 

@@ -8,8 +8,7 @@ import threading
 from luminosity.errors import ModelUnavailable
 from luminosity.inference.registry.file_registry import resolve_in_file
 from luminosity.inference.registry.mlflow_registry import resolve_in_mlflow
-from luminosity.inference.registry.names import RegistryName
-from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.registry.resolved import RegistryName, ResolvedModel
 
 __all__ = ["resolve"]
 

@@ -1,17 +1,104 @@
-"""The version of a model that a name stands for: where it is, its digest, and its local copy."""
+"""The names of models in registries, and the version that a name stands for: where it is, its digest, its copy."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from luminosity.errors import ModelUnavailable
+from luminosity._shared.file_digest import file_digest
+from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.files.local import local_copy
-from luminosity.inference.registry.digests import check_digest, model_digest
 
-__all__ = ["ResolvedModel"]
+__all__ = ["FILE_SCHEME", "RegistryName", "ResolvedModel", "is_digest", "is_registry_name", "model_digest"]
+MLFLOW_SCHEME = "models:/"
+FILE_SCHEME = "registry://"
+_HINTS = {
+    MLFLOW_SCHEME: "models:/NAME@ALIAS or models:/NAME/VERSION, with #PATH for a file inside the model",
+    FILE_SCHEME: "registry://FOLDER/NAME@ALIAS or registry://FOLDER/NAME@VERSION, such as "
+    "registry://s3://bucket/models/sentiment@prod",
+}
+_VERSION = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class RegistryName:
+    """A parsed name: the registry's kind, the model in it, and the alias or version.
+
+    >>> RegistryName.parse("models:/reviews-sentiment@champion")
+    RegistryName(kind='mlflow', model='reviews-sentiment', wanted='champion', is_fixed=False, inside='')
+    >>> RegistryName.parse("registry://s3://bucket/models/sentiment@prod").model
+    's3://bucket/models/sentiment'
+    """
+
+    kind: Literal["mlflow", "file"]
+    model: str
+    """MLflow's name of the model, or the address of the registry's file without ``.json``."""
+    wanted: str
+    """The alias or the version."""
+    is_fixed: bool
+    """Whether the name can only stand for one version."""
+    inside: str = ""
+    """The path of a file or folder inside the model; MLflow only."""
+
+    @classmethod
+    def parse(cls, text: str) -> RegistryName:
+        """Return the parsed name. Raises ``InvalidArgument`` if a part is missing."""
+        if text.startswith(FILE_SCHEME):
+            model, at, wanted = text.removeprefix(FILE_SCHEME).rpartition("@")
+            model = model.removesuffix(".json")
+            if at and wanted and "/" not in wanted and model.rpartition("/")[2]:
+                return cls("file", model, wanted, is_fixed=False)
+            raise _malformed(text, FILE_SCHEME)
+        if not text.startswith(MLFLOW_SCHEME):
+            raise InvalidArgument(f"found {text!r}, expected a name that begins with models:/ or registry://")
+        whole, _, inside = text.removeprefix(MLFLOW_SCHEME).strip("/").partition("#")
+        name, at, alias = whole.rpartition("@")
+        if at and name and alias and "/" not in whole:
+            return cls("mlflow", name, alias, is_fixed=False, inside=inside)
+        name, slash, version = whole.rpartition("/")
+        if slash and name and "/" not in name and "@" not in whole and version:
+            return cls("mlflow", name, version, is_fixed=_VERSION.fullmatch(version) is not None, inside=inside)
+        raise _malformed(text, MLFLOW_SCHEME)
+
+    @property
+    def registry(self) -> str:
+        """The address of the registry's file; empty for MLflow, whose server its own settings name."""
+        return f"{self.model}.json" if self.kind == "file" else ""
+
+    @property
+    def label(self) -> str:
+        """The last part of the model's name, for metrics."""
+        return self.model.rpartition("/")[2]
+
+    def uri(self, version: str) -> str:
+        """Return the name of one version of this model, which ``PredictionResult.model_id`` shows.
+
+        >>> RegistryName.parse("models:/sentiment@champion#model.pkl").uri("7")
+        'models:/sentiment/7'
+        >>> RegistryName.parse("registry:///models/sentiment@prod").uri("7")
+        'registry:///models/sentiment@7'
+        """
+        if self.kind == "mlflow":
+            return f"{MLFLOW_SCHEME}{self.model}/{version}"
+        return f"{FILE_SCHEME}{self.model}@{version}"
+
+
+def is_registry_name(path: object) -> bool:
+    """Return whether a handler's path is the name of a model in a registry.
+
+    >>> is_registry_name("models:/sentiment@champion"), is_registry_name("models/sentiment"), is_registry_name(None)
+    (True, False, False)
+    """
+    return isinstance(path, str) and path.startswith((MLFLOW_SCHEME, FILE_SCHEME))
+
+
+def _malformed(text: str, scheme: str) -> InvalidArgument:
+    return InvalidArgument(f"found the model {text!r}, expected {_HINTS[scheme]}")
 
 
 @dataclass(frozen=True)
@@ -92,3 +179,56 @@ class ResolvedModel:
                 fix="restore the files, or let the alias point to another version",
             )
         return local
+
+
+_AT_ONCE = 4  # files; hashing releases Python's lock
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Return whether ``text`` is a digest as :func:`model_digest` returns it."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def model_digest(path: str | os.PathLike[str]) -> str:
+    """Return the digest of a model on this machine: ``sha256:`` and 64 hexadecimal digits.
+
+    For a file it is the SHA-256 of its bytes. For a folder it is the SHA-256 of what ``sha256sum`` prints for all files
+    in it: a line with digest, two spaces and relative path for each file, sorted by path. Links to files are
+    followed; links to folders and empty folders do not count.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "config.json").write_text("{}")
+    ...     model_digest(folder)[:15], model_digest(f"{folder}/config.json")[:15]
+    ('sha256:f0c39c91', 'sha256:44136fa3')
+    """
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        return f"sha256:{file_digest(path)}"
+    names = sorted(_files_in(path), key=os.fsencode)
+    if not names:
+        raise ModelUnavailable(f"{path!r}: found an empty folder, expected a model")
+    with ThreadPoolExecutor(min(_AT_ONCE, len(names)), "digest-model") as threads:
+        digests = threads.map(file_digest, (os.path.join(path, name) for name in names))
+        whole = hashlib.sha256()
+        for name, digest in zip(names, digests, strict=True):
+            whole.update(digest.encode() + b"  " + os.fsencode(name) + b"\n")
+    return f"sha256:{whole.hexdigest()}"
+
+
+def check_digest(path: str, expected: str, name: str) -> None:
+    """Raise ``ModelUnavailable`` if the model ``name`` at ``path`` has not the expected digest."""
+    found = model_digest(path)
+    if found != expected:
+        raise ModelUnavailable(
+            f"{name}: the files at {path!r} have the digest {found}, expected {expected}, as the registry says; they "
+            "have changed since the version was registered",
+            fix="restore the files, or register them as a new version",
+        )
+
+
+def _files_in(folder: str) -> list[str]:
+    return [
+        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
+    ]

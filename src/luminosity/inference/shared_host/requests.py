@@ -8,7 +8,7 @@ from typing import Any
 
 from luminosity.errors import InvalidType
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
-from luminosity.inference.ipc.portable_errors import pack_error, unpack_error
+from luminosity.inference.ipc.pickling import pack_error, unpack_error
 from luminosity.inference.options import ModelCacheConfig
 
 __all__ = ["LaneSpec", "UnknownLane", "request", "respond"]

@@ -20,7 +20,7 @@ from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.session import Session
 from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.ipc.channel import Channel
-from luminosity.inference.ipc.portable_errors import PortableError
+from luminosity.inference.ipc.pickling import PortableError
 from luminosity.inference.shared_host.requests import LaneSpec, UnknownLane, respond
 from luminosity.inference.threads import limit_threads
 

@@ -12,13 +12,12 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import ModelFailed
-from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.blocks import join, rows, take
 from luminosity.inference.host.work import Outcome
-from luminosity.inference.steps.loaded_ahead import load_models, release_models
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, describe_failure, earliest
 from luminosity.inference.steps.routing import LaneRouter
-from luminosity.inference.steps.sessions import Sessions
+from luminosity.inference.steps.sessions import Sessions, load_models, release_models
 from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["FAILED", "InferDoFn", "ResultsDoFn"]

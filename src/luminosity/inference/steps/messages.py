@@ -14,7 +14,7 @@ from apache_beam import coders
 from apache_beam.coders import coder_impl
 
 from luminosity._shared.text import shorten_repr
-from luminosity.inference.adapting.model_set import THE_MODEL
+from luminosity.inference.adapting.adapt import THE_MODEL
 from luminosity.inference.blocks import Block, size
 
 __all__ = ["BlockCoder", "Failed", "PreparedBlock", "ResultBlock", "at_fault", "describe_failure", "earliest"]

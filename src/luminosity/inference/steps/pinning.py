@@ -15,13 +15,12 @@ from apache_beam.ml.inference.base import ModelHandler
 
 from luminosity.core import MODEL_VERSIONS, MODELS
 from luminosity.errors import InvalidArgument
-from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.files.local import use_cache
 from luminosity.inference.options import ModelCacheConfig, processes_of
-from luminosity.inference.registry.names import RegistryName, is_registry_name
 from luminosity.inference.registry.resolve import resolve
-from luminosity.inference.registry.resolved import ResolvedModel
-from luminosity.inference.steps.watch import RegistryWatch
+from luminosity.inference.registry.resolved import RegistryName, ResolvedModel, is_registry_name
+from luminosity.inference.steps.versions import RegistryWatch
 
 __all__ = ["PinnedModels", "annotate_models", "annotate_versions", "pin_here", "pin_models", "registry_watch"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from luminosity._shared.model_sizes import LocalShare, ModelSizes, return_free_memory
 from luminosity.core import WorkerShare
 from luminosity.errors import ModelTooLarge
-from luminosity.inference.adapting.model_set import ModelSet
+from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.hosts import device_of, host_of

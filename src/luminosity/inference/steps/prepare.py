@@ -10,7 +10,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.transforms.window import WindowedValue
 
-from luminosity.inference.adapting.model_set import THE_MODEL, ModelSet
+from luminosity.inference.adapting.adapt import THE_MODEL, ModelSet
 from luminosity.inference.blocks import size, take
 from luminosity.inference.preparing import Preparer
 from luminosity.inference.steps.messages import Failed, PreparedBlock, describe_failure, earliest

@@ -11,7 +11,7 @@ from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.model import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
-from luminosity.inference.steps.watch import RegistryWatch, Watch
+from luminosity.inference.steps.versions import RegistryWatch, Watch
 from luminosity.inference.threads import limit_threads
 
 __all__ = ["StepSettings"]

@@ -14,8 +14,7 @@ from typing_extensions import Unpack
 from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, join
 from luminosity.inference.handler import Handler, HandlerOptions
-from luminosity.inference.handlers.http.address import Address
-from luminosity.inference.handlers.http.connection import Connection
+from luminosity.inference.handlers.http.connection import Address, Connection
 from luminosity.inference.handlers.http.kserve_client import KServe
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol

@@ -1,11 +1,12 @@
-"""Requests and responses, and the interface that every protocol of a model server implements."""
+"""Requests, responses and API keys, and the interface that every protocol of a model server implements."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,8 @@ import pyarrow as pa
 from luminosity._shared.text import shorten
 from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block
-from luminosity.inference.handlers.http.address import ApiKey
 
-__all__ = ["HttpProtocol", "Predictions", "Request", "Response", "Send", "one_line", "to_json_bytes"]
+__all__ = ["ApiKey", "HttpProtocol", "Predictions", "Request", "Response", "Send", "one_line", "to_json_bytes"]
 
 
 _READ_CHARACTERS = 10_000  # how much of a text is searched for line breaks and keys, so that huge pages cost nothing
@@ -24,6 +24,44 @@ _SHOWN_CHARACTERS = 300  # how much of a server's text an error message shows
 
 Send: TypeAlias = "Callable[[Request], Response]"
 """Sends a request and retries it; raises ``RemoteModelError`` when retries don't help."""
+
+
+class ApiKey:
+    """An API key that can be sent to its server, but not shown or pickled."""
+
+    def __init__(self, variable: str, header: str, value: str) -> None:
+        self._variable = variable
+        self._header = header
+        self._value = value
+
+    @classmethod
+    def read(cls, variable: str, header: str) -> ApiKey:
+        """Read the key from an environment variable. Raises ``EndpointError`` if it is not set or not a key."""
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise EndpointError(
+                f"the environment variable {variable}, which api_key_env names, is not set on the worker",
+                fix=f"set it before the pipeline starts: export {variable}=...",
+            )
+        if not (value.isascii() and value.isprintable()):
+            # http.client raises for these, too, but its message shows the key.
+            raise EndpointError(f"the environment variable {variable} holds characters that no API key has")
+        return cls(variable, header, value)
+
+    def headers(self) -> dict[str, str]:
+        """Return the header that carries the key."""
+        bearer = self._header.lower() == "authorization" and " " not in self._value
+        return {self._header: f"Bearer {self._value}" if bearer else self._value}
+
+    def redact(self, text: str) -> str:
+        """Replace the key in ``text``: some servers repeat a wrong key in their response."""
+        return text.replace(self._value, "***")
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self._variable!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} stays in the process that has read it")
 
 
 @dataclass(frozen=True)
