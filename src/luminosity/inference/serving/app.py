@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from luminosity.inference.handlers.http.kserve import HEADER_LENGTH
 from luminosity.inference.serving import kserve_api
 from luminosity.inference.serving.requests import RequestError, error_response, json_response, read_body, read_json
 from luminosity.inference.serving.served_model import ServedModel
@@ -66,7 +67,7 @@ def app_of(model: ServedModel, limits: Limits, api_key: str | None = None) -> St
         return Route(path, _guarded(endpoint, api_key), methods=["POST"])
 
     def infer(request: Request, body: bytes) -> Response:
-        return kserve_api.infer(model, _name(request), body, request.headers.get(kserve_api.BINARY_HEADER))
+        return kserve_api.infer(model, _name(request), body, request.headers.get(HEADER_LENGTH))
 
     return Starlette(
         routes=[

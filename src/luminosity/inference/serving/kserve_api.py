@@ -1,4 +1,4 @@
-"""KServe's Open Inference Protocol, version 2: predictions, health and metadata."""
+"""The server's side of KServe's Open Inference Protocol, version 2: predictions, health and metadata."""
 
 from __future__ import annotations
 
@@ -7,18 +7,31 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 from starlette.responses import Response
 
+from luminosity._shared.text import shorten_repr
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.http.kserve import (
+    AS_JSON,
+    BINARY,
+    BYTES,
+    DATATYPES,
+    HEADER_LENGTH,
+    Array,
+    datatype_of,
+    from_bytes,
+    from_json,
+    objects,
+    write_tensor,
+)
 from luminosity.inference.handlers.text.text_handler import TextHandler
-from luminosity.inference.serving.kserve_tensors import DATATYPES, OUTPUT, Tensor, datatype_of, of_values
 from luminosity.inference.serving.requests import RequestError, json_response, read_json
 from luminosity.inference.serving.served_model import ServedModel
 
 __all__ = [
-    "BINARY_HEADER",
     "declared_inputs",
     "infer",
     "live",
@@ -29,14 +42,15 @@ __all__ = [
 ]
 
 
-BINARY_HEADER = "Inference-Header-Content-Length"
+_OUTPUT = "output"
+_SHOWN_CHARACTERS = 80  # how much of a value an error message shows
 
 Described = dict[str, Any]
 
 
 def server_metadata() -> Response:
     """Return the response of ``GET /v2``."""
-    return json_response({"name": "luminosity", "version": version("luminosity"), "extensions": ["binary_tensor_data"]})
+    return json_response({"name": "luminosity", "version": version("luminosity"), "extensions": [BINARY]})
 
 
 def live() -> Response:
@@ -73,17 +87,15 @@ def infer(model: ServedModel, name: str, body: bytes, header_length: str | None)
     header, binary = _split(body, header_length)
     request = read_json(header)
     as_binary = _wants_binary(request)
-    tensors = _inputs(request, binary)
-    output = of_values(model.predict(_examples(tensors)).values)
-    response: dict[str, Any] = {"model_name": name}
+    array, datatype, parameters = output_of(model.predict(_examples(_inputs(request, binary))).values)
+    output, data = write_tensor(_OUTPUT, array, datatype, as_binary, parameters)
+    response: dict[str, Any] = {"model_name": name, "outputs": [output]}
     if "id" in request:
         response["id"] = request["id"]
     if not as_binary:
-        return json_response({**response, "outputs": [output.to_json()]})
-    described, data = output.to_binary()
-    text = json.dumps({**response, "outputs": [described]}).encode()
-    headers = {BINARY_HEADER: str(len(text))}
-    return Response(text + data, headers=headers, media_type="application/octet-stream")
+        return json_response(response)
+    text = json.dumps(response).encode()
+    return Response(text + data, headers={HEADER_LENGTH: str(len(text))}, media_type="application/octet-stream")
 
 
 def _check_name(model: ServedModel, name: str) -> None:
@@ -97,37 +109,122 @@ def _split(body: bytes, header_length: str | None) -> tuple[memoryview, memoryvi
     if header_length is None:
         return whole, whole[:0]
     if not header_length.isdecimal() or int(header_length) > len(whole):
-        raise RequestError(400, f"{BINARY_HEADER} is {header_length!r}, and the body has {len(whole)} bytes")
+        raise RequestError(400, f"{HEADER_LENGTH} is {header_length!r}, and the body has {len(whole)} bytes")
     return whole[: int(header_length)], whole[int(header_length) :]
 
 
-def _inputs(request: dict[str, Any], binary: memoryview) -> list[Tensor]:
+def _inputs(request: dict[str, Any], binary: memoryview) -> dict[str, Sequence[Any]]:
+    """Return the values of each input by name."""
     found = request.get("inputs")
     if not isinstance(found, list) or not found:
         raise RequestError(400, "inputs are missing, expected a list of tensors: name, shape, datatype, data")
-    tensors: list[Tensor] = []
+    inputs: dict[str, Sequence[Any]] = {}
     for described in cast("list[Any]", found):
-        tensor, length = Tensor.read(described, binary)
-        tensors.append(tensor)
+        name, values, length = _read_input(described, binary)
+        if name in inputs:
+            raise RequestError(400, "two inputs have the same name")
+        inputs[name] = values
         binary = binary[length:]
     if len(binary):
         raise RequestError(400, f"found {len(binary)} bytes after the data of the inputs, expected none")
-    return tensors
+    return inputs
 
 
-def _examples(tensors: list[Tensor]) -> list[Any]:
+def _read_input(described: Any, binary: memoryview) -> tuple[str, Sequence[Any], int]:
+    """Return the name and the values of an input, and how many of the binary bytes it takes."""
+    if not isinstance(described, dict):
+        raise RequestError(400, f"found the input {_short(described)}, expected an object with name, shape, data")
+    fields = cast("dict[str, Any]", described)
+    name = fields.get("name")
+    if not isinstance(name, str):
+        raise RequestError(400, f"found an input whose name is {_short(name)}, expected a string")
+    shape, datatype, data = _shape(name, fields.get("shape")), fields.get("datatype"), fields.get("data")
+    if datatype not in DATATYPES:
+        known = ", ".join(DATATYPES)
+        raise RequestError(400, f"input {name!r} has the datatype {_short(datatype)}, expected one of {known}")
+    parameters: Any = fields.get("parameters") or {}
+    length = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    if length is not None and (not isinstance(length, int) or not 0 <= length <= len(binary)):
+        raise RequestError(
+            400, f"input {name!r} has the binary_data_size {_short(length)}, expected at most {len(binary)}"
+        )
+    if length is None and not isinstance(data, list):
+        raise RequestError(400, f"input {name!r} has the data {_short(data)}, expected a list")
+    try:
+        array = from_json(data, datatype, shape) if length is None else from_bytes(binary[:length], datatype, shape)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RequestError(400, f"the data of input {name!r} is not {datatype}: {error}") from None
+    return name, _texts(name, array) if datatype == BYTES else cast("Sequence[Any]", array), length or 0
+
+
+def _shape(name: str, found: Any) -> list[int]:
+    sizes = cast("list[Any]", found) if isinstance(found, list) else []
+    # A size of 0 after the first would allow any number of examples in an empty body.
+    if not sizes or not all(type(size) is int and size >= 0 for size in sizes) or 0 in sizes[1:]:
+        raise RequestError(
+            400, f"input {name!r} has the shape {_short(found)}, expected a list of sizes, the number of examples first"
+        )
+    return sizes
+
+
+def _texts(name: str, array: Array) -> list[str]:
+    texts = array.reshape(-1).tolist()
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise RequestError(400, f"input {name!r} has {_short(wrong)} in its data, expected strings in UTF-8 for BYTES")
+    if len(texts) != len(array):
+        raise RequestError(
+            400, f"input {name!r} has the shape {list(array.shape)}, expected one string for each example"
+        )
+    return texts
+
+
+def _short(value: Any) -> str:
+    return shorten_repr(value, _SHOWN_CHARACTERS)
+
+
+def _examples(inputs: dict[str, Sequence[Any]]) -> list[Any]:
     """Return the rows of one tensor, or of several tensors, dicts of their rows by name."""
-    counts = {tensor.name: len(tensor.values) for tensor in tensors}
-    if len(counts) < len(tensors):
-        raise RequestError(400, "two inputs have the same name")
+    counts = {name: len(values) for name, values in inputs.items()}
     if len(set(counts.values())) > 1:
         raise RequestError(400, f"the inputs have different numbers of examples: {counts}")
     if not next(iter(counts.values())):
         raise RequestError(400, "there are no examples in the inputs")
-    if len(tensors) == 1:
-        return list(tensors[0].values)
-    names = list(counts)
-    return [dict(zip(names, row, strict=True)) for row in zip(*(tensor.values for tensor in tensors), strict=True)]
+    if len(inputs) == 1:
+        return list(next(iter(inputs.values())))
+    return [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
+
+
+def output_of(values: list[Any]) -> tuple[Array, str, dict[str, Any]]:
+    """Return predictions as the array, the datatype and the parameters of one tensor.
+
+    Strings, numbers and arrays of one shape become a tensor directly, other values become JSON strings.
+
+    >>> output_of([np.float32([1, 2]), np.float32([3, 4])])[0].tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    >>> output_of([{"label": "good"}])
+    (array(['{"label": "good"}'], dtype=object), 'BYTES', {'content_type': 'json'})
+    """
+    if all(isinstance(value, str) for value in values):
+        return objects(values, [len(values)]), BYTES, {}
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):  # for example, arrays of different shapes
+        array = np.empty(0, object)
+    if (datatype := datatype_of(array.dtype)) is not None:
+        return array, datatype, {}
+    return objects([json.dumps(value, default=plain) for value in values], [len(values)]), BYTES, AS_JSON
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON does not know in a form that it knows."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, set | frozenset):
+        return sorted(cast("set[Any]", value), key=repr)
+    return getattr(value, "__dict__", None) or str(value)
 
 
 def _wants_binary(request: dict[str, Any]) -> bool:
@@ -138,8 +235,8 @@ def _wants_binary(request: dict[str, Any]) -> bool:
     default = bool(cast("dict[str, Any]", parameters).get("binary_data_output"))
     for output in cast("list[Any]", outputs):
         fields: dict[str, Any] = output if isinstance(output, dict) else {}
-        if fields.get("name") != OUTPUT:
-            raise RequestError(400, f"found the output {output!r}, expected {OUTPUT!r}, the only one")
+        if fields.get("name") != _OUTPUT:
+            raise RequestError(400, f"found the output {output!r}, expected {_OUTPUT!r}, the only one")
         default = bool((fields.get("parameters") or {}).get("binary_data", default))
     return default
 
@@ -174,7 +271,7 @@ def known_outputs(handler: Handler[Any, Any, Any]) -> list[Described]:
         sizes.append(kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
         kind = kind.value_type
     datatype = datatype_of(kind.to_pandas_dtype()) if pa.types.is_primitive(kind) else None
-    return [_described(OUTPUT, datatype, sizes) if datatype else _described(OUTPUT, "BYTES")]
+    return [_described(_OUTPUT, datatype, sizes) if datatype else _described(_OUTPUT, "BYTES")]
 
 
 def _described(name: str, datatype: str, sizes: Sequence[int] = ()) -> Described:

@@ -15,7 +15,7 @@ from luminosity.errors import InvalidArgument
 from luminosity.inference.blocks import Block, join
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.http.connection import Address, Connection
-from luminosity.inference.handlers.http.kserve_client import KServe
+from luminosity.inference.handlers.http.kserve import KServe
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel

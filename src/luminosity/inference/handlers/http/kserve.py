@@ -1,8 +1,12 @@
-"""The Open Inference Protocol, KServe's version 2, which Triton and others speak; its tensors in JSON and in bytes."""
+"""The Open Inference Protocol, KServe's version 2, which Triton and others speak: its client, and its tensors.
+
+Clients and servers write and read tensors alike, in JSON and in bytes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
@@ -22,12 +26,27 @@ from luminosity.inference.handlers.http.protocol import (
     to_json_bytes,
 )
 
-__all__ = ["KServe"]
+__all__ = [
+    "AS_JSON",
+    "BINARY",
+    "BYTES",
+    "DATATYPES",
+    "HEADER_LENGTH",
+    "Array",
+    "KServe",
+    "datatype_of",
+    "from_bytes",
+    "from_json",
+    "objects",
+    "write_tensor",
+]
 
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_BINARY = "binary_tensor_data"
-_JSON = "json"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The header that says how many bytes of a body are JSON; the bytes of tensors follow."""
+BINARY = "binary_tensor_data"
+"""The extension of a server that takes tensors as bytes."""
+AS_JSON = {"content_type": "json"}
+"""The parameters of a BYTES tensor whose texts are JSON, for values such as a label with its score."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -39,6 +58,7 @@ _DTYPES = {
     **{f"FP{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
+DATATYPES = (BYTES, *_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -108,13 +128,9 @@ class KServe(HttpProtocol):
         tensors: list[dict[str, Any]] = []
         blobs: list[bytes] = []
         for name, (datatype, array) in self._columns(list(rows(prepared)), facts).items():
-            tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
-            if facts.binary:
-                blobs.append(to_bytes(array, datatype))
-                tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
-            else:
-                tensor["data"] = to_json(array, datatype)
+            tensor, data = write_tensor(name, array, datatype, facts.binary)
             tensors.append(tensor)
+            blobs.append(data)
         parameters = {**self._parameters, **arguments, **({"binary_data_output": True} if facts.binary else {})}
         body: dict[str, Any] = {"inputs": tensors}
         body |= {"parameters": parameters} if parameters else {}
@@ -124,7 +140,7 @@ class KServe(HttpProtocol):
         header = to_json_bytes(body)
         if not facts.binary:
             return Request(f"{self._path}/infer", header)
-        headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
+        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
         return Request(f"{self._path}/infer", b"".join([header, *blobs]), headers)
 
     def _columns(self, examples: list[Any], facts: _Facts) -> dict[str, tuple[str, Array]]:
@@ -154,7 +170,7 @@ class KServe(HttpProtocol):
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
         """Return a row of the outputs for each example, and the model's name with its version."""
-        length = response.headers.get(_HEADER_LENGTH.lower(), "")
+        length = response.headers.get(HEADER_LENGTH.lower(), "")
         header = replace(response, body=response.body[: int(length)]) if length.isdecimal() else response
         content = header.json()
         outputs = content.get("outputs")
@@ -187,7 +203,7 @@ def _speaks_binary(send: Send) -> bool:
         extensions = send(Request("/v2")).json().get("extensions")
     except RemoteModelError:
         return False  # servers need not have this endpoint
-    return isinstance(extensions, list) and _BINARY in extensions
+    return isinstance(extensions, list) and BINARY in extensions
 
 
 def _tensor(output: Any, rest: memoryview, response: Response) -> tuple[str, Array, int]:
@@ -200,7 +216,7 @@ def _tensor(output: Any, rest: memoryview, response: Response) -> tuple[str, Arr
             values = from_json(output["data"], datatype, shape)
         else:
             values = from_bytes(bytearray(rest[:size]), datatype, shape)
-        if parameters.get("content_type") == _JSON:
+        if AS_JSON.items() <= parameters.items():
             values = _decoded(values)
         return name, values, size or 0
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -235,13 +251,28 @@ def _size(example: Any) -> int:
     return len(example) if isinstance(example, str | bytes) else int(np.size(example))
 
 
-def datatype_of(array: Array) -> str:
-    """Return KServe's name for the array's type.
+def datatype_of(dtype: Any) -> str | None:
+    """Return KServe's name of a numpy type of numbers, or None if it has none.
 
-    >>> datatype_of(np.zeros(2, np.float32)), datatype_of(np.array(["a"], object))
-    ('FP32', 'BYTES')
+    >>> datatype_of(np.float32)
+    'FP32'
     """
-    return BYTES if array.dtype.kind in "OSU" else _NAMES[array.dtype.newbyteorder("<")]
+    return _NAMES.get(np.dtype(dtype))
+
+
+def write_tensor(
+    name: str, array: Array, datatype: str, as_bytes: bool, parameters: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], bytes]:
+    """Return a tensor as JSON; or its description, and its data as the bytes that follow the JSON of all tensors.
+
+    >>> write_tensor("x", np.float32([[1, 2]]), "FP32", as_bytes=False)
+    ({'name': 'x', 'datatype': 'FP32', 'shape': [1, 2], 'data': [1.0, 2.0]}, b'')
+    """
+    described: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+    data = to_bytes(array, datatype) if as_bytes else b""
+    parameters = {**(parameters or {}), **({"binary_data_size": len(data)} if as_bytes else {})}
+    described |= {"parameters": parameters} if parameters else {}
+    return (described if as_bytes else {**described, "data": to_json(array, datatype)}), data
 
 
 def cast_to(array: Array, datatype: str) -> Array:
@@ -273,11 +304,11 @@ def to_json(array: Array, datatype: str) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else str(value) for value in array.reshape(-1).tolist()]
 
 
-def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
-    """Return the array of a tensor's JSON data."""
+def from_json(data: Any, datatype: str, shape: Sequence[int]) -> Array:
+    """Return the array of a tensor's JSON data. Raises ``ValueError`` if their numbers differ."""
     if datatype != BYTES:
-        return np.asarray(data, "<f4" if datatype == _BF16 else _DTYPES[datatype]).reshape(shape)
-    return _objects(np.asarray(data, object).reshape(-1).tolist(), shape)
+        return _shaped(np.asarray(data, "<f4" if datatype == _BF16 else _DTYPES[datatype]), shape)
+    return objects(np.asarray(data, object).reshape(-1).tolist(), shape)
 
 
 def to_bytes(array: Array, datatype: str) -> bytes:
@@ -295,20 +326,20 @@ def to_bytes(array: Array, datatype: str) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def from_bytes(data: bytes | bytearray, datatype: str, shape: tuple[int, ...]) -> Array:
-    """Return the array of a tensor's bytes.
+def from_bytes(data: bytes | bytearray | memoryview, datatype: str, shape: Sequence[int]) -> Array:
+    """Return the array of a tensor's bytes. Raises ``ValueError`` if their numbers differ.
 
     >>> from_bytes(b"\\x02\\x00\\x00\\x00ab", "BYTES", (1,)), from_bytes(b"\\x80?", "BF16", (1,))
     (array(['ab'], dtype=object), array([1.], dtype=float32))
     """
     if datatype == BYTES:
-        return _objects(_texts(data), shape)
+        return objects(_texts(data), shape)
     if datatype == _BF16:
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-    return np.frombuffer(data, _DTYPES[datatype]).reshape(shape)
+        return _shaped((np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4"), shape)
+    return _shaped(np.frombuffer(data, _DTYPES[datatype]), shape)
 
 
-def _texts(data: bytes | bytearray) -> list[Any]:
+def _texts(data: bytes | bytearray | memoryview) -> list[Any]:
     """Return the strings of a BYTES tensor: as text if all are UTF-8, otherwise as bytes."""
     found: list[bytes] = []
     place = 0
@@ -324,7 +355,14 @@ def _texts(data: bytes | bytearray) -> list[Any]:
         return found
 
 
-def _objects(values: list[Any], shape: tuple[int, ...]) -> Array:
+def objects(values: Sequence[Any], shape: Sequence[int]) -> Array:
+    """Return an array of Python objects, such as texts."""
     array = np.empty(len(values), object)
     array[:] = values
+    return _shaped(array, shape)
+
+
+def _shaped(array: Array, shape: Sequence[int]) -> Array:
+    if array.size != math.prod(shape):
+        raise ValueError(f"it has {array.size} values, expected {math.prod(shape)} for the shape {list(shape)}")
     return array.reshape(shape)
