@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.by_key import KeyedComparison, compare_keys
+    from luminosity.drift.column_test import ColumnResult, ColumnTest, ColumnTestResult, column_test
     from luminosity.drift.compare import SampleComparison, compare_samples
+    from luminosity.drift.contract import Comparison, DriftTest
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
+    from luminosity.drift.mmd_result import KernelResult, MMDTestResult
     from luminosity.drift.online.autocorrelation import AutocorrelationWarning
     from luminosity.drift.online.detect_drift import DetectDrift
     from luminosity.drift.online.detector import OnlineDetector, OnlineMMD
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
-    from luminosity.drift.result import KernelResult, MMDTestResult
+    from luminosity.drift.result import DriftResult
     from luminosity.drift.rff import RFFSums, rff_mmd
     from luminosity.drift.samples import (
         ColumnScale,
@@ -46,10 +49,16 @@ __all__ = [
     "ApplyPCA",
     "AutocorrelationWarning",
     "BlockKernel",
+    "ColumnResult",
     "ColumnScale",
+    "ColumnTest",
+    "ColumnTestResult",
+    "Comparison",
     "DetectDrift",
     "DriftAlert",
     "DriftHistory",
+    "DriftResult",
+    "DriftTest",
     "Extremes",
     "FitPCA",
     "Kernel",
@@ -71,6 +80,7 @@ __all__ = [
     "RowSampler",
     "SampleComparison",
     "SampledRows",
+    "column_test",
     "compare_keys",
     "compare_samples",
     "distance_blocks",
@@ -89,7 +99,9 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "aggregate": ["Aggregate"],
     "by_key": ["KeyedComparison", "compare_keys"],
+    "column_test": ["ColumnResult", "ColumnTest", "ColumnTestResult", "column_test"],
     "compare": ["SampleComparison", "compare_samples"],
+    "contract": ["Comparison", "DriftTest"],
     "history": ["DriftHistory", "PastTest"],
     "kernels": ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
     "mmd": ["mmd2", "mmd_test"],
@@ -100,7 +112,8 @@ _NAMES_BY_MODULE = {
     "pairwise": ["distance_blocks", "pairwise_distances"],
     "pca": ["PCA", "PCASums"],
     "report.write": ["write_report"],
-    "result": ["KernelResult", "MMDTestResult"],
+    "mmd_result": ["KernelResult", "MMDTestResult"],
+    "result": ["DriftResult"],
     "rff": ["RFFSums", "rff_mmd"],
     "samples": [
         "ColumnScale",

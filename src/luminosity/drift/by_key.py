@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from luminosity.drift.aggregate import Aggregate
-from luminosity.drift.compare import SampleComparison, compare_prepared
+from luminosity.drift.compare import MMDDrift
+from luminosity.drift.contract import Comparison, DriftTest
 from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
-from luminosity.drift.permutation.conclude import Settings
-from luminosity.drift.report.in_notebook import keys_html
-from luminosity.drift.report.key_page import key_page
-from luminosity.drift.report.page import Contents
-from luminosity.drift.report.witness_rows import Details
-from luminosity.drift.result import MMDTestResult, Verdict, untested
-from luminosity.drift.samples import SampledRows, prepare_samples, sample_rows
-from luminosity.drift.sums.bin_sums import Progress
+from luminosity.drift.report.page import Contents, key_page
+from luminosity.drift.result import Details, DriftResult, Progress, Verdict, keys_html
+from luminosity.drift.samples import SampledRows, sample_rows
 from luminosity.errors import DriftError, InvalidType
 from luminosity.report_page.document import write_page
 
-__all__ = ["KeyedComparison", "compare_keys"]
+__all__ = ["KeyedComparison", "compare_keys", "compare_keys_with", "key_text"]
 
 _DETAILED = 10  # keys that drifted whose charts and rows a report shows: more would be a page without end
 _FEWEST_ROWS = 2  # of a key in each sample, to be tested: the unbiased statistic needs pairs
@@ -40,8 +35,8 @@ class KeyedComparison:
     """
 
     by: str
-    results: Mapping[Any, MMDTestResult]
-    comparisons: Mapping[Any, SampleComparison]
+    results: Mapping[Any, DriftResult]
+    comparisons: Mapping[Any, Comparison[Any]]
     level: float
 
     @property
@@ -114,11 +109,12 @@ class KeyedComparison:
         detailed: dict[str, Contents] = {}
         for done, key in enumerate(drifted):
             past = (history or {}).get(key, ())
-            detailed[key_text(key)] = self.comparisons[key].report_contents(names, details, past, {}, None)
+            detailed[key_text(key)] = self.comparisons[key].report_contents(names, details, past, {})
             if progress is not None:
                 progress(done + 1, len(drifted))
         shown = {key_text(key): result for key, result in self.results.items()}
-        whole = Contents(replace(next(iter(shown.values())), level=self.level), names, settings=settings or {})
+        first = next(iter(shown.values()))
+        whole = Contents(first, names, settings={"level": self.level, **(settings or {})}, holds="rows of the data")
         write_page(path, key_page(self.by, self.verdict, shown, detailed, whole), DriftError)
 
 
@@ -170,25 +166,51 @@ def compare_keys(
     >>> {key: result.verdict for key, result in found.results.items()}
     {'fr': 'gone', 'en': 'drift', 'de': 'no drift'}
     """
-    keys = _keys_of(reference, current)
     if skip_missing:
+        _keys_of(reference, current)
         reference = {key: _usable(each, rows, 2 * seed) for key, each in reference.items()}
         current = {key: _usable(each, rows, 2 * seed + 1) for key, each in current.items()}
-    counts = {key: (_rows_of(reference.get(key)), _rows_of(current.get(key))) for key in keys}
+    test = MMDDrift(kernel, rows, scale, components, permutations)
+    return compare_keys_with(test, reference, current, by=by, level=level, seed=seed, progress=progress)
+
+
+def compare_keys_with(
+    test: DriftTest,
+    reference: Mapping[Any, Any],
+    current: Mapping[Any, Any],
+    *,
+    by: str = "key",
+    level: float = 0.05,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> KeyedComparison:
+    """Make a test of any kind for each key. Samples are what the test reads; the rest is as for ``compare_keys``."""
+    keys = _keys_of(reference, current)
+    counts = {
+        key: (
+            test.rows_of(reference[key]) if key in reference else 0,
+            test.rows_of(current[key]) if key in current else 0,
+        )
+        for key in keys
+    }
     tested = [key for key in keys if min(counts[key]) >= _FEWEST_ROWS]
-    settings = _settings_of_each(len(tested), permutations, level, seed)
-    comparisons: dict[Any, SampleComparison] = {}
+    level_of_each = level / max(1, len(tested))
+    test = test.for_level(level_of_each)
+    comparisons: dict[Any, Comparison[Any]] = {}
     for done, key in enumerate(tested):
         names = (f"the reference of {by}={key_text(key)}", f"the current sample of {by}={key_text(key)}")
-        samples = prepare_samples(
-            reference[key], current[key], rows=rows, scale=scale, components=components, seed=seed, names=names
-        )
-        comparisons[key] = compare_prepared(
-            samples, kernel, permutations=settings.permutations, level=settings.level, seed=seed
-        )
+        comparisons[key] = test.compare(reference[key], current[key], level=level_of_each, seed=seed, names=names)
         if progress is not None:
             progress(done + 1, len(tested))
-    return _most_different_first(by, keys, counts, comparisons, settings, level)
+    results: dict[Any, DriftResult] = {
+        key: comparisons[key].result
+        if key in comparisons
+        else test.untested(*counts[key], level=level_of_each, seed=seed)
+        for key in keys
+    }
+    ordered = sorted(results, key=lambda key: (_rank(results[key]), key_text(key)))
+    compared = {key: comparisons[key] for key in ordered if key in comparisons}
+    return KeyedComparison(by, {key: results[key] for key in ordered}, compared, level)
 
 
 def _keys_of(reference: Mapping[Any, Any], current: Mapping[Any, Any]) -> list[Any]:
@@ -205,52 +227,9 @@ def _keys_of(reference: Mapping[Any, Any], current: Mapping[Any, Any]) -> list[A
     return keys
 
 
-def _settings_of_each(tests: int, permutations: int, level: float, seed: int) -> Settings:
-    """Return the settings of each of several tests, so that all of them together have this level."""
-    return Settings(max(permutations, math.ceil(tests / level)), level / max(1, tests), seed)
-
-
-def _most_different_first(
-    by: str,
-    keys: Sequence[Any],
-    counts: Mapping[Any, tuple[int, int]],
-    comparisons: Mapping[Any, SampleComparison],
-    settings: Settings,
-    level: float,
-) -> KeyedComparison:
-    """Return the results of all keys in the order of their verdicts; keys that were not tested get one as well."""
-    results: dict[Any, MMDTestResult] = {}
-    for key in keys:
-        results[key] = (
-            comparisons[key].result
-            if key in comparisons
-            else untested(
-                *counts[key],
-                permutations=settings.permutations,
-                level=settings.level,
-                seed=settings.seed,
-                precision=settings.precision,
-            )
-        )
-    ordered = sorted(results, key=lambda key: (_rank(results[key]), key_text(key)))
-    return KeyedComparison(
-        by,
-        {key: results[key] for key in ordered},
-        {key: comparisons[key] for key in ordered if key in comparisons},
-        level,
-    )
-
-
-def _rank(result: MMDTestResult) -> tuple[int, float, float]:
-    strength = result.mmd2 / result.null_sd if result.kernels and result.null_sd else 0.0
-    return _ORDER.index(result.verdict), result.p_value, -strength
+def _rank(result: DriftResult) -> tuple[int, float, float]:
+    return _ORDER.index(result.verdict), result.p_value, -result.strength
 
 
 def _usable(rows: Any, most: int | None, seed: int) -> SampledRows:
     return rows if isinstance(rows, SampledRows) else sample_rows(rows, most, seed=seed, skip_missing=True)
-
-
-def _rows_of(rows: Any) -> int:
-    if rows is None:
-        return 0
-    return len(rows.rows if isinstance(rows, SampledRows) else rows)

@@ -9,16 +9,17 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
-from math import nan
+from math import isfinite, nan
 from typing import Any
 from urllib.parse import quote
 
 from luminosity._shared.text import list_some
-from luminosity.drift.result import MMDTestResult
+from luminosity.drift.result import DriftResult
 from luminosity.errors import DriftError
 
-__all__ = ["DETECTOR", "MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
+__all__ = ["DETECTOR", "MMD", "MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
 
+MMD = "mmd"  # the test of a row that names none
 DETECTOR = "detector"  # ``settings["kind"]`` of a row that comes from an alert of ``DetectDrift``
 MOST_ROWS = 100_000  # rows of repeated tests in a file: about 80 MB
 
@@ -44,6 +45,9 @@ _ADDED = {
     "report": "TEXT",
     "recorded_at": "TEXT",
     "once": "TEXT",
+    "test": "TEXT",
+    "effect": "REAL",
+    "effect_name": "TEXT",
 }
 _ONCE_COLUMNS = "reference, columns, kernel, key, once"
 _ONCE_INDEX = f"CREATE UNIQUE INDEX IF NOT EXISTS tests_once ON tests ({_ONCE_COLUMNS}) WHERE once IS NOT NULL"
@@ -73,6 +77,9 @@ class PastTest:
     (UTC, ISO 8601), the ``bandwidth`` that ``mmd2`` was computed with, ``floor_mmd2`` (the MMD² of the reference and a
     held-out sample), the path of a ``report``, and ``recorded_at``, the time at which the row was written. Rows with
     the same ``reference``, ``columns``, ``kernel``, ``key`` and ``once`` replace each other.
+
+    ``test`` is the name of the test. Tests other than ``"mmd"`` have their size of effect in ``effect``, in the unit
+    ``effect_name``, and NaN for ``mmd2``; ``size`` and ``size_name`` are those of any test.
     """
 
     time: str
@@ -98,6 +105,9 @@ class PastTest:
     report: str | None = None
     recorded_at: str | None = None
     once: str | None = None
+    test: str = MMD
+    effect: float | None = None
+    effect_name: str | None = None
 
     def __post_init__(self) -> None:
         if not self.verdict:
@@ -106,7 +116,7 @@ class PastTest:
     @classmethod
     def of(
         cls,
-        result: MMDTestResult,
+        result: DriftResult,
         *,
         reference: str,
         current: str,
@@ -118,17 +128,18 @@ class PastTest:
     ) -> PastTest:
         """Return the entry for a result.
 
-        ``kernel`` is the kernel as you requested it: a bandwidth chosen from the data differs between tests.
+        ``kernel`` is the test's setup as you requested it, such as a kernel: a bandwidth chosen from the data differs
+        between tests.
         """
         return cls(
             time=utc_text(time or datetime.now(timezone.utc)),
             reference=reference,
             current=current,
             columns=columns,
-            kernel=kernel if kernel is not None else ", ".join(each.kernel for each in result.kernels),
+            kernel=kernel if kernel is not None else result.setup,
             statistic=result.statistic,
-            threshold=result.null_quantiles.get(round(1 - result.level, 9)),
-            mmd2=result.mmd2,
+            threshold=result.threshold,
+            mmd2=result.effect if result.test == MMD else nan,
             p_value=result.p_value,
             level=result.level,
             drift=result.drift,
@@ -137,7 +148,20 @@ class PastTest:
             settings=settings or {},
             key=key,
             verdict=result.verdict,
+            test=result.test,
+            effect=None if result.test == MMD or not isfinite(result.effect) else result.effect,
+            effect_name=None if result.test == MMD else result.effect_name,
         )
+
+    @property
+    def size(self) -> float:
+        """How far apart the samples are, whatever the test: MMD², or ``effect``. NaN if nothing was compared."""
+        return self.mmd2 if self.test == MMD else nan if self.effect is None else self.effect
+
+    @property
+    def size_name(self) -> str:
+        """What ``size`` is called."""
+        return "MMD²" if self.test == MMD else self.effect_name or "effect"
 
     @property
     def by_detector(self) -> bool:
@@ -371,4 +395,5 @@ def _test(names: Sequence[str], row: Sequence[Any]) -> PastTest:
     values: dict[str, Any] = dict(zip(names, row, strict=True))
     values |= {"drift": bool(values["drift"]), "settings": json.loads(values["settings"])}
     values |= {name: nan for name in ("statistic", "mmd2") if values[name] is None}
+    values["test"] = values.get("test") or MMD
     return PastTest(**values)

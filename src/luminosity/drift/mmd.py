@@ -10,12 +10,12 @@ import numpy as np
 
 from luminosity.drift.aggregate import Aggregate, as_kernels, one_kernel
 from luminosity.drift.kernels import Kernel
+from luminosity.drift.mmd_result import MMDTestResult
 from luminosity.drift.pair import Pair
 from luminosity.drift.permutation.conclude import Settings, conclude
 from luminosity.drift.permutation.permute import estimates, observed_side
-from luminosity.drift.result import MMDTestResult
+from luminosity.drift.result import Progress
 from luminosity.drift.rows import Precision, check_precision, check_seed, has_same_rows
-from luminosity.drift.sums.bin_sums import Progress
 from luminosity.drift.sums.bins import BINS, BinCounts, plan_bins
 
 __all__ = ["mmd2", "mmd_test"]

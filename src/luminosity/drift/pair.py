@@ -13,9 +13,10 @@ import numpy as np
 from luminosity.drift.aggregate import Aggregate
 from luminosity.drift.distances import SAMPLE_ROWS
 from luminosity.drift.kernels import BlockKernel, Kernel
+from luminosity.drift.result import Progress
 from luminosity.drift.rows import Precision, as_rows, double_precision, same_width
 from luminosity.drift.sums.accelerated import accelerated_sums, can_accelerate, kept_on_device
-from luminosity.drift.sums.bin_sums import Progress, bin_sums, bin_sums_of_lists
+from luminosity.drift.sums.bin_sums import bin_sums, bin_sums_of_lists
 from luminosity.drift.sums.bins import BinCounts, balanced_bins, hash_ids, hashed_bins, most_rows
 from luminosity.errors import DriftError, Fix
 

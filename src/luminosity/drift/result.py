@@ -1,77 +1,73 @@
-"""The results of tests."""
+"""The contract of a test's result: what a command, a report, a history and a watch ask of it."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import asdict, dataclass, field
-from math import isfinite, nan
-from typing import Any, Literal, TypeAlias
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
-__all__ = ["QUANTILES", "Histogram", "KernelResult", "MMDTestResult", "Verdict", "untested"]
+from luminosity.report_page.markup import Markup, element, joined, plain
+from luminosity.report_page.style import STYLE
+
+__all__ = ["COLOURS", "SAME_ROWS", "Details", "DriftResult", "Progress", "Verdict", "chart_image", "keys_html"]
 
 Verdict: TypeAlias = Literal["drift", "no drift", "too few rows", "gone", "new"]
 
+Details: TypeAlias = Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]
+"""Returns what is known about rows of a sample, by their numbers."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with how much is done, and how much there is to do."""
+
 SAME_ROWS = "; both samples have the same rows"
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of the null distribution, in every result
+_SAID = {
+    "drift": "The two samples differ by more than chance explains",
+    "no drift": "The test found no difference",
+    "too few rows": "There are so few rows that no p-value can be as low as the level, however different they are",
+    "gone": "The current sample has no rows",
+    "new": "The reference has no rows",
+}
+COLOURS = {"drift": "#c44500", "no drift": "#00795a"}  # those of the report; verdicts without one are grey
+_OTHER = "#5d6877"
+_PIXELS = 720  # of a chart in a notebook
 
 
-@dataclass(frozen=True)
-class KernelResult:
-    """The result of one kernel alone.
-
-    With several kernels, do not pick the smallest p-value: ``MMDTestResult.p_value`` accounts for all of them.
-    """
-
-    kernel: str
-    bandwidth: float | None
-    mmd2: float
-    interval: tuple[float, float]
-    null_sd: float
-    p_value: float
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts between consecutive edges."""
-
-    edges: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MMDTestResult:
+class DriftResult(ABC):
     """The result of a test whether two samples come from the same distribution.
 
-    ``statistic`` is what was permuted: MMD² with one kernel, the largest standardised MMD² with several. The null's
-    quantiles and histogram are in its unit. ``mmd2`` and its 95% ``interval`` are those of the kernel with the smallest
-    p-value. ``p_value_interval`` is a 95% interval for the p-value that all permutations together would give.
-    ``smallest_p_value`` is the p-value that the most extreme samples of these sizes would get: few rows have few
-    permutations. If it is above ``level``, no data could have given drift. ``same_rows`` says that both samples hold
-    the same rows, in whatever order: most likely one file was taken for two. Tests in a pipeline do not look for that.
-
-    In a test by key, one sample may have no row of a key. Then nothing is compared, ``p_value`` is 0, the statistic and
-    everything about the null distribution are NaN or empty, and ``verdict`` is ``"gone"`` or ``"new"``.
+    ``effect`` says how far apart the samples are, in the unit ``effect_name``; ``statistic`` is what was tested. If no
+    data of these sizes could give drift, ``smallest_p_value`` is above ``level``. Results can be pickled.
     """
 
-    mmd2: float
-    interval: tuple[float, float]
-    statistic: float
+    test: ClassVar[str]  # the name of the test, as ``lum drift --test`` and a watch take it
+    effect_name: ClassVar[str]  # such as MMD²
+    libraries: ClassVar[tuple[str, ...]] = ()  # whose versions a report names, beside NumPy
+
     p_value: float
-    p_value_interval: tuple[float, float]
     level: float
-    null_sd: float
-    null_quantiles: dict[float, float]
-    null_histogram: Histogram = field(repr=False)  # longer than all other fields together
-    kernels: tuple[KernelResult, ...]
+    statistic: float
     reference_rows: int
     current_rows: int
-    reference_bins: int
-    current_bins: int
-    permutations: int
-    seed: int
-    precision: str
-    smallest_p_value: float = 0.0
-    same_rows: bool = False
+    smallest_p_value: float
+
+    @property
+    @abstractmethod
+    def effect(self) -> float:
+        """How far apart the samples are; NaN if nothing was compared."""
+
+    @property
+    @abstractmethod
+    def is_compared(self) -> bool:
+        """Whether samples were compared: both had rows enough for the test."""
+
+    @abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, ``drift`` and ``verdict`` among them."""
+
+    @abstractmethod
+    def figures(self) -> str:
+        """Return the p-value and the effect in words: ``p = 0.31, MMD² = 0.002``."""
 
     @property
     def drift(self) -> bool:
@@ -93,19 +89,41 @@ class MMDTestResult:
             return "drift"
         return "too few rows" if self.smallest_p_value > self.level else "no drift"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON. What there are too few rows to compute is None."""
-        found = asdict(self)
-        for each in (found, *found["kernels"]):
-            each["interval"] = each["interval"] if isfinite(each["interval"][0]) else None
-        for name in ("mmd2", "statistic", "null_sd"):
-            found[name] = found[name] if isfinite(found[name]) else None
-        found["null_quantiles"] = {format(at, "g"): value for at, value in self.null_quantiles.items()}
-        return {"drift": self.drift, "verdict": self.verdict, **found}
+    @property
+    def threshold(self) -> float | None:
+        """What the statistic must exceed to be called drift, if the test knows it."""
+        return None
 
-    def _repr_html_(self) -> str:
-        # Named as a text: the drawings stand above results, and only a notebook needs them.
-        return importlib.import_module("luminosity.drift.report.in_notebook").result_html(self)
+    @property
+    def setup(self) -> str:
+        """How the test was set up, such as its kernels: tests of another setup are another series of a history."""
+        return self.test
+
+    @property
+    def strength(self) -> float:
+        """How strong drift is, to order keys with equal p-values."""
+        return self.effect if self.is_compared else 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the test ran with, for a history and a report."""
+        return {"level": self.level}
+
+    def said(self) -> str:
+        """Return what a report says below the verdict."""
+        return f"{_SAID[self.verdict]}: {self.figures()}."
+
+    def facts(self) -> list[tuple[str, str, str]]:
+        """Return the boxes at the top of a report: a name, a value and a remark for each."""
+        return [
+            ("p-value", plain(self.p_value), f"level {plain(self.level)}"),
+            (self.effect_name, plain(self.effect), ""),
+            ("reference", f"{self.reference_rows:,}", "rows"),
+            ("current", f"{self.current_rows:,}", "rows"),
+        ]
+
+    def sections(self) -> list[Markup]:
+        """Return the sections of a report that need no rows."""
+        return []
 
     def __str__(self) -> str:
         verdict, rows = self.verdict, f"{self.reference_rows:,} against {self.current_rows:,}"
@@ -113,47 +131,61 @@ class MMDTestResult:
             return f"gone: no rows in the current sample, {_count(self.reference_rows)} in the reference"
         if verdict == "new":
             return f"new: no rows in the reference, {_count(self.current_rows)} in the current sample"
-        if not isfinite(self.mmd2):
+        if not self.is_compared:
             return f"too few rows to tell: {rows}, expected at least 2 of each"
-        low, high = self.interval
-        interval = f" ({low:.4g} to {high:.4g})" if isfinite(low) else ""
-        found = f"p = {self.p_value:.4g}, MMD² = {self.mmd2:.4g}{interval}"
         if verdict == "too few rows":
-            return f"too few rows to tell: {rows} can't give p <= {self.level:.3g}, whatever the rows are; {found}"
-        return f"{verdict}: {found}{SAME_ROWS if self.same_rows else ''}"
+            level = f"{self.level:.3g}"
+            return f"too few rows to tell: {rows} can't give p <= {level}, whatever the rows are; {self.figures()}"
+        return f"{verdict}: {self.figures()}"
+
+    def _repr_html_(self) -> str:
+        verdict, _, rest = str(self).partition(":")
+        rows = f" · {self.reference_rows:,} rows against {self.current_rows:,}"
+        parts = [element("b", verdict, style=f"color: {_colour(self)}"), f":{rest}", element("span", rows)]
+        return element("div", joined(parts), *self.charts())
+
+    def charts(self) -> Sequence[Markup]:
+        """Return the charts of a notebook's cell."""
+        return []
 
 
-def untested(
-    reference_rows: int, current_rows: int, *, permutations: int, level: float, seed: int, precision: str
-) -> MMDTestResult:
-    """Return the result of a key that can't be compared: a sample has no row of it, or only one.
+def keys_html(results: Mapping[str, DriftResult], by: str) -> str:
+    """Return a table with the verdict of each key, for a notebook."""
+    name = next((each.effect_name for each in results.values()), "effect")
+    heads = (by, "verdict", "p-value", name, "reference rows", "current rows")
+    rows = [
+        element(
+            "tr",
+            element("td", key),
+            element("td", result.verdict, style=f"color: {_colour(result)}; font-weight: 600"),
+            element("td", plain(result.p_value) if result.is_compared else ""),
+            element("td", plain(result.effect)),
+            element("td", f"{result.reference_rows:,}"),
+            element("td", f"{result.current_rows:,}"),
+        )
+        for key, result in results.items()
+    ]
+    head = element("thead", element("tr", *(element("th", name) for name in heads)))
+    return element("table", head, element("tbody", *rows))
 
-    A key without rows in both samples, because all were left out, has not drifted.
 
-    >>> print(untested(312, 0, permutations=1000, level=0.05, seed=0, precision="float32"))
-    gone: no rows in the current sample, 312 rows in the reference
+def chart_image(drawn: Markup, label: str) -> Markup:
+    """Return a chart as an image: its style sheet must not apply to the notebook.
+
+    It is always light: a notebook's theme need not be that of the system, and an image can't see it.
     """
-    p_value = 1.0 if bool(reference_rows) == bool(current_rows) else 0.0
-    return MMDTestResult(
-        mmd2=nan,
-        interval=(nan, nan),
-        statistic=nan,
-        p_value=p_value,
-        p_value_interval=(p_value, p_value),
-        level=level,
-        null_sd=nan,
-        null_quantiles={},
-        null_histogram=Histogram((), ()),
-        kernels=(),
-        reference_rows=reference_rows,
-        current_rows=current_rows,
-        reference_bins=0,
-        current_bins=0,
-        permutations=permutations,
-        seed=seed,
-        precision=precision,
-        smallest_p_value=p_value,
+    light = STYLE[STYLE.index(":root") : STYLE.index("@media (prefers-color-scheme")].replace("light dark", "light")
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    start = drawn.index(">") + 1
+    picture = f"{drawn[:start]}<style>{STYLE}{light}</style>{ground}{drawn[start:]}"
+    data = base64.b64encode(picture.encode()).decode()
+    return element(
+        "img", alt=label, src=f"data:image/svg+xml;base64,{data}", style=f"width: {_PIXELS}px; max-width: 100%"
     )
+
+
+def _colour(result: DriftResult) -> str:
+    return COLOURS["drift"] if result.drift else COLOURS.get(result.verdict, _OTHER)
 
 
 def _count(rows: int) -> str:

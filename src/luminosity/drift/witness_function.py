@@ -17,10 +17,10 @@ import numpy as np
 
 from luminosity.drift.aggregate import one_kernel
 from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial
+from luminosity.drift.mmd_result import MMDTestResult
 from luminosity.drift.pair import Pair
-from luminosity.drift.result import MMDTestResult
+from luminosity.drift.result import Progress
 from luminosity.drift.rows import Precision, check_precision, double_precision
-from luminosity.drift.sums.bin_sums import Progress
 from luminosity.errors import DriftError
 
 __all__ = ["Extremes", "find_extremes", "strongest_kernel", "witness"]

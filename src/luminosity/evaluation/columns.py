@@ -24,6 +24,7 @@ __all__ = [
     "numbers_of",
     "plain_value",
     "roots_of",
+    "row_as_dict",
 ]
 
 _SHOWN_COLUMNS = 20  # names of columns in a message
@@ -135,7 +136,7 @@ def batch_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pa.Reco
     >>> batch_of_rows([{"a": 1, "b": 2}, {"a": None}], ["a"]).to_pydict()
     {'a': [1, None]}
     """
-    dicts = [_as_dict(row) for row in rows]
+    dicts = [row_as_dict(row) for row in rows]
     there = dict.fromkeys(name for row in dicts for name in row)
     names = list(there) if columns is None else roots_of(columns, list(there))
     for name in names:
@@ -156,7 +157,8 @@ def batch_of_rows(rows: Sequence[Any], columns: Sequence[str] | None) -> pa.Reco
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def _as_dict(row: Any) -> Mapping[str, Any]:
+def row_as_dict(row: Any) -> Mapping[str, Any]:
+    """Return the values of a dict, a Beam Row, a NamedTuple or a dataclass by their names."""
     if isinstance(row, Mapping):
         return row
     if dataclasses.is_dataclass(row) and not isinstance(row, type):

@@ -16,9 +16,10 @@ import pytest
 import luminosity.drift.watch.deliver as deliver
 from luminosity.cli.main import main
 from luminosity.drift import DriftHistory, PastTest, SampledRows
+from luminosity.drift.compare import MMDDrift
 from luminosity.drift.history import DETECTOR, utc_text
 from luminosity.drift.watch.changes import Changes
-from luminosity.drift.watch.compare_round import compare_round
+from luminosity.drift.watch.compare_round import RoundSettings, compare_round
 from luminosity.drift.watch.config import read_config
 from luminosity.drift.watch.judge import SMALL, judge
 from luminosity.drift.watch.page_data import drift_data
@@ -65,7 +66,7 @@ def test_holm_and_the_smallest_effect() -> None:
         (False, 0.06),
     ]
     assert [test.drift for test in judge(tests, 0.06, keys=40)] == [True, False, False, False]
-    assert judge([replace(_TEST, p_value=0.001, mmd2=0.004)], 0.05, min_mmd2=0.005)[0].verdict == SMALL
+    assert judge([replace(_TEST, p_value=0.001, mmd2=0.004)], 0.05, min_effect=0.005)[0].verdict == SMALL
     gone = replace(_TEST, verdict="gone", p_value=0.0, drift=True)
     assert judge([gone, replace(_TEST, p_value=0.04)], 0.05)[1].drift, "a key that is gone is no test"
 
@@ -166,11 +167,12 @@ def test_drift_counts_beyond_the_floor_alone(tmp_path: Path) -> None:
         return {None: SampledRows(random.normal(shift, 1, size=(150, 4)), np.arange(150), 150)}
 
     real, held_out = sample(0), sample(0.4)
-    common = {"names": ("r", "c"), "columns": "v", "by": None, "level": 0.01, "min_mmd2": 0.0, "bandwidths": {}}
-    common |= {"bandwidth": 2.0, "components": 0, "scale": False, "seed": 0, "now": _NOW}
-    (alone,) = compare_round(real, sample(0.4), None, **common, reports=None).tests
-    (beside,) = compare_round(real, sample(0.4), held_out, **common, reports=None).tests
-    (worse,) = compare_round(real, sample(1), held_out, **common, reports=str(tmp_path / "reports")).tests
+    test = MMDDrift.from_options({"bandwidth": (2.0,), "components": 0}, 0.01)
+    settings = RoundSettings(test=test, names=("r", "c"), columns="v", level=0.01, now=_NOW)
+    (alone,) = compare_round(real, sample(0.4), None, settings=settings).tests
+    (beside,) = compare_round(real, sample(0.4), held_out, settings=settings).tests
+    with_reports = replace(settings, reports=str(tmp_path / "reports"))
+    (worse,) = compare_round(real, sample(1), held_out, settings=with_reports).tests
     assert [test.drift for test in (alone, beside, worse)] == [True, False, True]
     assert alone.floor_mmd2 is None
     assert worse.mmd2 > 2 * (worse.floor_mmd2 or 0) > 0

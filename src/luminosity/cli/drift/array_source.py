@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from luminosity.drift.rows import as_floats
 from luminosity.errors import DriftError
@@ -40,6 +41,12 @@ class ArraySource:
             for first in range(0, len(array), _ROWS_AT_ONCE):
                 rows = as_floats(np.asarray(array[first : first + _ROWS_AT_ONCE]))
                 yield rows, np.zeros(len(rows), bool), path, first
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as record batches, whose columns are named by their positions."""
+        for rows, _, _, _ in self.pieces():
+            columns = {str(at): np.ascontiguousarray(column) for at, column in enumerate(rows.T)}
+            yield pa.RecordBatch.from_pydict(columns)
 
     def whole(self) -> Any | None:
         """Return the mapped array of a single file. If the file is overwritten meanwhile, the process is killed."""

@@ -9,6 +9,7 @@ from typing import Any
 from luminosity.cli.common.exits import FAILED, fail
 from luminosity.cli.common.options import at_least, count, fraction, number, whole_number
 from luminosity.cli.common.table_options import add_table_options
+from luminosity.drift.registry import DEFAULT_TEST, TESTS
 from luminosity.engine.process_limits import check_address_space
 from luminosity.errors import LuminosityError
 
@@ -16,8 +17,8 @@ __all__ = ["add_to"]
 
 _KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
 _DESCRIPTION = """\
-Test whether embeddings, or other numbers, have drifted: whether CURRENT comes
-from the same distribution as REFERENCE. Each is one or many files of a table
+Test whether embeddings, or the columns of a table, have drifted: whether CURRENT
+comes from the same distribution as REFERENCE. Each is one or many files of a table
 (Parquet, JSON lines, CSV, TSV, Arrow) or of NumPy (.npy).
 
 Exit codes: 0 no drift, 3 drift, 4 too few rows to tell, 1 error, 2 wrong usage.
@@ -34,6 +35,8 @@ examples:
                         keep the results, and chart them over time
   lum drift january.parquet february.parquet --by language
                         one test for each language; one that is gone is drift
+  lum drift january.parquet february.parquet --test columns
+                        test each column: numbers, categories, missing values
   lum drift old.npy new.npy --json | jq .p_value
 """
 
@@ -56,7 +59,8 @@ def add_to(commands: Any) -> None:
         action="append",
         default=[],
         metavar="C,...",
-        help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors)",
+        help="the column of vectors to compare, or columns of numbers: A,B (default: the only column of vectors; with "
+        "--test columns, all columns)",
     )
     add_table_options(parser)
     parser.add_argument(
@@ -79,6 +83,13 @@ def add_to(commands: Any) -> None:
 
 def _add_test_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--test",
+        choices=tuple(TESTS),
+        default=DEFAULT_TEST,
+        help="mmd compares rows of numbers as a whole, such as embeddings; columns compares each column of a table on "
+        "its own: Kolmogorov-Smirnov for numbers, chi-squared for categories (default: mmd)",
+    )
+    parser.add_argument(
         "--components",
         type=_components,
         metavar="N",
@@ -88,21 +99,18 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernel",
         choices=_KERNELS,
-        default="rbf",
         help="how similarity of rows is measured; aggregate tries many bandwidths: slower, but detects more kinds of "
         "drift (default: rbf)",
     )
     parser.add_argument(
         "--bandwidth",
         type=_bandwidths,
-        default=(),
         metavar="B,...",
         help="for rbf and laplacian: the distance at which rows count as similar (default: the median distance)",
     )
     parser.add_argument(
         "--permutations",
         type=count,
-        default=1000,
         metavar="N",
         help="random permutations that the p-value is computed from (default: 1000)",
     )
@@ -122,10 +130,7 @@ def _drift(parsed: argparse.Namespace) -> int:
     check_address_space()  # JAX ends the process if it finds too little
     try:
         # This imports Beam and JAX, which takes seconds: not for --help.
-        if parsed.by is not None:
-            from luminosity.cli.drift.by_key import run
-        else:
-            from luminosity.cli.drift.job import run
+        from luminosity.cli.drift.job import run
 
         return run(parsed)
     except LuminosityError as error:

@@ -11,26 +11,25 @@ from luminosity.cli.common.exits import print_ignoring_closed_pipe
 from luminosity.cli.common.output import json_text
 from luminosity.cli.drift.sources import Source
 from luminosity.drift.by_key import KeyedComparison, key_text
-from luminosity.drift.result import MMDTestResult
-from luminosity.drift.samples import PreparedSamples
+from luminosity.drift.contract import DriftTest
+from luminosity.drift.result import DriftResult
 
 __all__ = [
     "describe_settings",
     "print_verdict",
     "print_verdicts",
-    "settings_by_key",
     "settings_of",
 ]
 
 _MOST_KEYS = 50  # lines of values: those that drifted come first
 
 
-def print_verdict(result: MMDTestResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
+def print_verdict(result: DriftResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
     """Print one line, such as ``no drift: p = 0.31, …``, or the whole result as JSON."""
     print_ignoring_closed_pipe(_json(result, settings, seconds) if as_json else _line(result, settings, seconds))
 
 
-def _line(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+def _line(result: DriftResult, settings: Mapping[str, Any], seconds: float) -> str:
     rows = f"{result.reference_rows:,} rows against {result.current_rows:,}{_skipped(settings)}"
     return f"{result} · {rows} · {seconds:.1f} s"
 
@@ -56,57 +55,39 @@ def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds:
     ]
     width = max(len(key_text(key)) for key in found.results)
     for key, result in list(found.results.items())[:_MOST_KEYS]:
-        rows = f" · {result.reference_rows:,} rows against {result.current_rows:,}" if result.kernels else ""
+        rows = f" · {result.reference_rows:,} rows against {result.current_rows:,}" if result.is_compared else ""
         lines.append(f"  {key_text(key):<{width}}  {result}{rows}")
     if len(found.results) > _MOST_KEYS:
         lines.append(f"  and {len(found.results) - _MOST_KEYS:,} more; --json and --report show all")
     print_ignoring_closed_pipe("\n".join(lines))
 
 
-def _json(result: MMDTestResult, settings: Mapping[str, Any], seconds: float) -> str:
+def _json(result: DriftResult, settings: Mapping[str, Any], seconds: float) -> str:
     """Return the result and the settings as one JSON object."""
     return json_text({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)})
 
 
-def settings_of(parsed: argparse.Namespace, sources: tuple[Source, Source], samples: PreparedSamples) -> dict[str, Any]:
-    """Return settings that are not in the result of a test: files, columns, preparation of rows, versions, device."""
-    prepared = samples.settings()
-    return {
-        "reference": parsed.reference,
-        "current": parsed.current,
-        "columns": _columns(sources),
-        "kernel": _requested_kernel(parsed),
-        "width": prepared["width"],
-        "components": prepared["components"],
-        "explained_variance": prepared["explained_variance"],
-        "rows_asked_for": parsed.rows,
-        "rows_read": prepared["rows_read"],
-        "rows_skipped": prepared["rows_skipped"],
-        **_surroundings(),
-    }
-
-
-def settings_by_key(
-    parsed: argparse.Namespace, sources: tuple[Source, Source], rows_read: tuple[int, int], skipped: tuple[int, int]
+def settings_of(
+    parsed: argparse.Namespace, test: DriftTest, sources: tuple[Source, Source], prepared: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of a comparison by key."""
+    """Return settings that are not in the result of a test: files, columns, preparation of rows, versions, device."""
     return {
         "reference": parsed.reference,
         "current": parsed.current,
         "columns": _columns(sources),
-        "by": parsed.by,
-        "kernel": _requested_kernel(parsed),
-        "components": parsed.components,
+        **({"by": parsed.by} if parsed.by is not None else {}),
+        "test": test.name,
+        **({"kernel": test.setup} if "kernel" in test.options else {}),
+        **prepared,
         "rows_asked_for": parsed.rows,
-        "rows_read": list(rows_read),
-        "rows_skipped": list(skipped),
-        **_surroundings(),
+        **_surroundings(test),
     }
 
 
 def describe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with names and values for people."""
-    described = {name.replace("_", " "): value for name, value in settings.items() if value not in (None, "")}
+    shown = {name: value for name, value in settings.items() if name != "test"}  # The report names the test itself.
+    described = {name.replace("_", " "): value for name, value in shown.items() if value not in (None, "")}
     described["rows skipped"] = "{:,} and {:,}".format(*settings["rows_skipped"])
     described["rows read"] = "{:,} and {:,}".format(*settings["rows_read"])
     del described["versions"]  # The report lists the versions itself.
@@ -118,13 +99,11 @@ def _columns(sources: tuple[Source, Source]) -> str:
     return " against ".join(dict.fromkeys(", ".join(each.columns) for each in sources if each.columns))
 
 
-def _requested_kernel(parsed: argparse.Namespace) -> str:
-    bandwidths = ",".join(format(each, "g") for each in parsed.bandwidth)
-    return f"{parsed.kernel}({bandwidths})" if bandwidths else parsed.kernel
-
-
-def _surroundings() -> dict[str, Any]:
-    return {"versions": {name: version(name) for name in ("luminosity", "jax", "numpy")}, "device": _device()}
+def _surroundings(test: DriftTest) -> dict[str, Any]:
+    with_jax = test.reads == "rows"
+    names = ("luminosity", "jax" if with_jax else "pyarrow", "numpy")
+    found: dict[str, Any] = {"versions": {name: version(name) for name in names}}
+    return {**found, "device": _device()} if with_jax else found
 
 
 def _device() -> str:

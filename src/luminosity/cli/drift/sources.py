@@ -9,15 +9,18 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
+from luminosity.drift.column_test import rows_by_key
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.errors import DriftError, Fix, OptionError, TableError
+from luminosity.evaluation.description.describe_table import DescriptionState
 from luminosity.io.formats import recognise
 
-__all__ = ["Source", "open_source", "read_keyed_sample", "read_sample"]
+__all__ = ["Source", "open_source", "read_columns", "read_keyed_columns", "read_keyed_sample", "read_sample"]
 
 
 class Source(Protocol):
@@ -27,6 +30,10 @@ class Source(Protocol):
 
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
         """Yield rows, a mask of the rows that are null, their file, and the number of the first row in the file."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as record batches with the columns to compare, and that of keys."""
         ...
 
     def whole(self) -> Any | None:
@@ -44,10 +51,13 @@ def open_source(
     reader: TableReader,
     by: str | None = None,
     csv: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    reads: str = "rows",
 ) -> Source:
     """Return the source of rows for a file, a folder or a pattern.
 
-    For tables, ``by`` is the column of keys, and ``csv`` are arguments of ``ReadTable``.
+    For tables, ``by`` is the column of keys, and ``csv`` are arguments of ``ReadTable``. ``reads`` is what the test
+    reads: vectors of numbers, or columns of any type.
     """
     if by is not None and (pattern.lower().endswith(".npy") or has_only_arrays(pattern)):
         raise OptionError(f"--by={by} is for tables, but {pattern} is a NumPy array, which has no columns")
@@ -59,7 +69,7 @@ def open_source(
             fix=f"use a quoted pattern: '{os.path.join(pattern, '*.npy')}'",
         )
     _check_format(pattern)
-    return TableSource(pattern, columns, by, csv, reader)
+    return TableSource(pattern, columns, by, csv, reader, reads)
 
 
 def _check_format(path: str) -> None:
@@ -106,6 +116,23 @@ def read_keyed_sample(
     for key, sampler in samplers.items():
         sample = sampler.sample()
         found[key] = replace(sample, numbers=np.concatenate(numbers[key])[sample.numbers])
+    return found
+
+
+def read_columns(source: Source, on_rows: Callable[[int], None]) -> DescriptionState:
+    """Summarise the columns of a source, in bounded memory."""
+    return read_keyed_columns(source, None, on_rows).get(None, DescriptionState())
+
+
+def read_keyed_columns(source: Source, by: str | None, on_rows: Callable[[int], None]) -> dict[Any, DescriptionState]:
+    """Summarise the columns of each key; without ``by``, all rows have the key None."""
+    found: dict[Any, DescriptionState] = {}
+    read = 0
+    for batch in source.batches():
+        for key, rows in [(None, batch)] if by is None else rows_by_key(batch, by, source.columns):
+            found.setdefault(key, DescriptionState()).add(rows)
+        read += batch.num_rows
+        on_rows(read)
     return found
 
 

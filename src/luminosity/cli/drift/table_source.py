@@ -23,18 +23,32 @@ _SHOWN_COLUMNS = 20  # names of columns in a message
 class TableSource:
     """Columns of Parquet, JSON lines, CSV or Arrow files, on any file system that Beam reads.
 
-    Without ``columns``, the table's only column of vectors is taken. ``by`` is a column of keys.
+    Without ``columns``, a test that reads rows takes the table's only column of vectors, and one that reads columns all
+    of them. ``by`` is a column of keys.
     """
 
     def __init__(
-        self, pattern: str, columns: Sequence[str], by: str | None, csv: Mapping[str, Any], reader: TableReader
+        self,
+        pattern: str,
+        columns: Sequence[str],
+        by: str | None,
+        csv: Mapping[str, Any],
+        reader: TableReader,
+        reads: str = "rows",
     ) -> None:
         self._pattern = pattern
         self._csv = csv
         self._reader = reader
+        self._by = by
+        self.columns = tuple(columns)
+        if reads == "columns":
+            keys = [by] if by is not None and by not in columns else []
+            self._table = reader.open(pattern, [*columns, *keys] if columns else None, csv)
+            if by is not None:
+                _check_keys(_field(self._table.schema, by, pattern), pattern)
+            return
         if not columns:
             columns = _only_vectors(self._read().schema, pattern)
-        self._by = by
         keys = [by] if by is not None and by not in columns else []
         self._table = reader.open(pattern, [*columns, *keys], csv)
         schema = self._table.schema
@@ -46,6 +60,10 @@ class TableSource:
     def pieces(self) -> Iterator[tuple[Any, Any, str, int]]:
         """Yield rows, a mask of the rows that are null, their file, and the number of the first row in the file."""
         return (piece for piece, _ in self._pieces())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as record batches with the columns to compare, and that of keys."""
+        return (batch for _, batch in self._reader.rows(self._table))
 
     def keyed_pieces(self) -> Iterator[tuple[tuple[Any, Any, str, int], list[Any]]]:
         """Yield each of ``pieces()`` with the keys of its rows."""
@@ -144,6 +162,15 @@ def _only_vectors(schema: Any, pattern: str) -> list[str]:
 def _vector_columns(schema: pa.Schema) -> list[str]:
     """Return the names of the columns that hold lists of floating-point numbers."""
     return [field.name for field in schema if _is_list(field.type) and pa.types.is_floating(field.type.value_type)]
+
+
+def _field(schema: pa.Schema, name: str, pattern: str) -> Any:
+    if name not in schema.names:
+        raise OptionError(
+            f"{pattern} has no column {name!r}; its columns are {list_some(schema.names, _SHOWN_COLUMNS)}",
+            fix="use --by with one of them",
+        )
+    return schema.field(name)
 
 
 def _check_keys(field: Any, pattern: str) -> None:

@@ -15,14 +15,15 @@ from typing import Any
 
 from luminosity.cli.common.exits import DRIFT, FAILED, fail, print_ignoring_closed_pipe
 from luminosity.cli.common.table_options import TableReader
-from luminosity.cli.drift.sources import open_source, read_keyed_sample, read_sample
+from luminosity.cli.drift.sources import open_source, read_keyed_columns, read_keyed_sample, read_sample
 from luminosity.cli.drift.table_source import TableSource
+from luminosity.drift.registry import drift_test
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.drift.watch.config import FileWatch, WatchConfig
 from luminosity.drift.watch.state import Silence, load_state, only_watch, state_file, state_to_change
 from luminosity.drift.watch.watcher import Look, Watcher
 from luminosity.errors import DriftError, LuminosityError, OptionError
-from luminosity.extras import require
+from luminosity.evaluation.description.describe_table import DescriptionState
 
 __all__ = ["check", "rounds", "silence"]
 
@@ -99,7 +100,6 @@ def rounds(config: WatchConfig, *, once: bool) -> int:
 
 
 def _watcher(config: WatchConfig) -> Watcher:
-    require("jax", "jax")
     os.makedirs(os.path.dirname(os.path.abspath(config.history)), exist_ok=True)
     return Watcher(config, _read)
 
@@ -136,15 +136,20 @@ def _complaints(found: Look) -> list[str]:
     return [*failed, *(f"an alert is not delivered: {reason}" for reason in found.undelivered)]
 
 
-def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, SampledRows]:
-    """Read the rows of each key from files; without a column of keys, all rows have the key None."""
+def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, Any]:
+    """Read a sample of each key from files, as the test needs it; without keys, all rows have the key None."""
+    reads, states = drift_test(watch.test).reads, dict[Any, DescriptionState]()
     found: dict[Any, list[SampledRows]] = {}
     for file in files:
         if not file.lower().endswith(".npy"):
             from luminosity.beam_fixes.lean_beam import import_beam
 
             import_beam()
-        source = open_source(file, watch.columns, TableReader("drift watch"), watch.by)
+        source = open_source(file, watch.columns, TableReader("drift watch"), watch.by, reads=reads)
+        if reads == "columns":
+            for key, state in read_keyed_columns(source, watch.by, _ignore).items():
+                states.setdefault(key, DescriptionState()).merge(state)
+            continue
         if watch.by is None:
             sample = read_sample(source, watch.rows, seed, watch.skip_missing, _ignore)
             found.setdefault(None, []).append(sample)
@@ -152,6 +157,8 @@ def _read(watch: FileWatch, files: Sequence[str], seed: int) -> dict[Any, Sample
         assert isinstance(source, TableSource), "arrays are refused when they are opened with by"
         for key, sample in read_keyed_sample(source, watch.rows, seed, watch.skip_missing, _ignore).items():
             found.setdefault(key, []).append(sample)
+    if any(state.rows for state in states.values()):
+        return states
     if not any(len(each.rows) for samples in found.values() for each in samples):
         raise DriftError(f"{', '.join(files[:3])}: found no rows to compare, expected at least 2")
     return {key: _together(samples, watch.rows, seed) for key, samples in found.items()}

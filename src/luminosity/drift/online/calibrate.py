@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.drift.sums.bin_sums import Progress
+from luminosity.drift.result import Progress
 
 __all__ = ["calibrate"]
 

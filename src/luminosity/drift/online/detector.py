@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,13 +12,15 @@ from luminosity.drift.online.autocorrelation import AutocorrelationWarning
 from luminosity.drift.online.calibrate import calibrate
 from luminosity.drift.online.reference_sample import Reference
 from luminosity.drift.online.windowed_statistic import Calibration, WindowedStatistic
-from luminosity.drift.sums.bin_sums import Progress
+from luminosity.drift.result import COLOURS, Progress
 from luminosity.errors import DriftError
+from luminosity.report_page.markup import Markup, element, plain
 
 __all__ = ["OnlineDetector", "OnlineMMD"]
 
 _MOST_STEPS = 100_000_000  # rows to simulate: more would take longer than minutes
 _ROWS_PER_WINDOW = 20  # of the reference per row of the window; with 10 the mean run time is an eighth too long
+_METER_PIXELS = 360.0  # the width of the bar in a notebook; the threshold is its middle
 _LEAST_SIMULATIONS = 100  # false alarms: the run time is then off by about a tenth
 
 
@@ -142,9 +143,7 @@ class OnlineMMD:
         return f"OnlineMMD({said}, rows_seen={self.rows_seen}, window={self.window}, kernel={self.kernel.name})"
 
     def _repr_html_(self) -> str:
-        # Named as a text: detectors do not depend on reports, and only a notebook needs them.
-        draw = importlib.import_module("luminosity.drift.report.in_notebook").detector_html
-        return draw(self.detected_at, self.rows_seen, self.window, self.statistic, self.threshold)
+        return _drawn(self.detected_at, self.rows_seen, self.window, self.statistic, self.threshold)
 
     def _warn_once(self) -> None:
         if self.autocorrelated and not self._warned:
@@ -197,3 +196,26 @@ class OnlineDetector(Protocol):
     def reset(self) -> None:
         """Start again, like a new detector."""
         ...
+
+
+def _drawn(detected_at: int | None, rows: int, window: int, statistic: float, threshold: float) -> str:
+    """Return the state of an online detector: whether there was an alarm, and how near the statistic is to one."""
+    said = f"drift detected after {detected_at:,} rows" if detected_at is not None else "no drift so far"
+    colour = COLOURS["no drift" if detected_at is None else "drift"]
+    parts = [
+        element("b", said, style=f"color: {colour}"),
+        element("span", f" · {rows:,} rows seen, window of {window:,}"),
+    ]
+    if rows and threshold == threshold and threshold > 0:
+        parts += [_meter(statistic / threshold, colour), f"MMD² {plain(statistic)}, threshold {plain(threshold)}"]
+    return element("div", *parts)
+
+
+def _meter(share: float, colour: str) -> Markup:
+    """Draw the statistic as a bar; the mark is the threshold."""
+    at = _METER_PIXELS / 2
+    bar = element("rect", x=0, y=4, width=min(max(share, 0.0) * at, _METER_PIXELS), height=10, fill=colour)
+    mark = element("line", x1=at, x2=at, y1=0, y2=18, stroke="#1c2430", stroke_width=2)
+    ground = element("rect", x=0, y=0, width=_METER_PIXELS, height=18, fill="#f6f7f9")
+    drawn = element("svg", ground, bar, mark, width=_METER_PIXELS, height=18, style="display: block; margin: 4px 0")
+    return drawn

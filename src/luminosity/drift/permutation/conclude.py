@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.kernels import Kernel
+from luminosity.drift.mmd_result import QUANTILES, Histogram, KernelResult, MMDTestResult
 from luminosity.drift.permutation.permute import estimates, fused, jackknife, null_estimates, observed_side
-from luminosity.drift.result import QUANTILES, Histogram, KernelResult, MMDTestResult
 from luminosity.drift.rows import check_precision, check_seed, is_whole
 from luminosity.drift.sums.bins import BinCounts
 from luminosity.errors import DriftError

@@ -1,184 +1,143 @@
-"""The HTML page of a report: its sections, in reading order."""
+"""The HTML page of a report: one test, or a table of all keys and the tests of those that drifted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from luminosity.drift.history import PastTest
-from luminosity.drift.report.null_histogram import null_histogram
 from luminosity.drift.report.over_time import over_time
-from luminosity.drift.report.scatter import POINTS
-from luminosity.drift.report.witness_rows import WitnessRow, witness_tables
-from luminosity.drift.result import KernelResult, MMDTestResult
-from luminosity.drift.witness_function import Extremes
+from luminosity.drift.result import DriftResult
 from luminosity.report_page.document import document, headline, section, settings_section
 from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
-__all__ = ["Contents", "kind_of", "page", "settings_table", "test_sections"]
+__all__ = ["Contents", "key_page", "page"]
 
-_HEADS = ("kernel", "bandwidth", "MMD²", "95% interval", "MMD² in standard deviations of the null", "p-value")
-_BAR_PIXELS = 200.0  # of the longest bar
-_SAID = {
-    "drift": "The two samples differ by more than chance explains",
-    "no drift": "The test found no difference",
-    "too few rows": "There are so few rows that no p-value can be as low as the level, however different they are",
-}
+_LIBRARIES = ("luminosity", "numpy")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of the page. Sections without data are left out."""
+    """What a report on one test shows. ``holds`` says what it shows of the data, if anything."""
 
-    result: MMDTestResult
+    result: DriftResult
     names: tuple[str, str]
-    scatter: Markup | None = None
-    extremes: Extremes | None = None
-    gone: Sequence[WitnessRow] = ()
-    new: Sequence[WitnessRow] = ()
+    sections: Sequence[Markup] = ()
     history: Sequence[PastTest] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    holds: str = ""
 
 
 def page(contents: Contents) -> str:
-    """Return the page as HTML."""
-    verdict = contents.result.verdict.capitalize()
-    title = f"{verdict}: {contents.names[0]} and {contents.names[1]}"
-    return document(title, [_headline(contents), *test_sections(contents), _settings(contents)])
+    """Return the page of one test as HTML."""
+    result, names = contents.result, contents.names
+    verdict = result.verdict.capitalize()
+    top = headline(verdict, _kind_of(result), f"{names[1]} against {names[0]}", result.said(), result.facts())
+    return document(f"{verdict}: {names[0]} and {names[1]}", [top, *_test_sections(contents), _settings(contents)])
 
 
-def test_sections(contents: Contents) -> list[Markup]:
+def key_page(
+    by: str, verdict: str, results: Mapping[str, DriftResult], detailed: Mapping[str, Contents], whole: Contents
+) -> str:
+    """Return the page of a comparison by key as HTML.
+
+    ``results`` are those of all keys, in the order to show them. ``detailed`` are the contents for the keys whose test
+    is shown, ``whole`` has the names and settings of the comparison.
+    """
+    title = f"{verdict.capitalize()}: {whole.names[0]} and {whole.names[1]}, by {by}"
+    sections = [_headline_of_keys(by, verdict, list(results.values()), whole), _table(by, results, detailed)]
+    sections += [_details(at, by, key, contents) for at, (key, contents) in enumerate(detailed.items())]
+    return document(title, [*sections, _settings(whole)])
+
+
+def _test_sections(contents: Contents) -> list[Markup]:
     """Return the sections on one test, without its headline and settings."""
-    sections = [_chance(contents.result), _kernels(contents.result)]
-    if contents.scatter is not None:
-        sections.append(_both(contents.scatter))
-    if contents.extremes is not None:
-        sections.append(_rows(contents, contents.extremes))
-    if contents.history:
-        sections.append(_history(contents.history))
-    return sections
+    drawable = [test for test in contents.history if isfinite(test.statistic)]
+    over = [_history(drawable)] if drawable else []
+    return [*contents.result.sections(), *contents.sections, *over]
 
 
-def kind_of(result: MMDTestResult) -> str:
+def _kind_of(result: DriftResult) -> str:
     """Return the style of a result: drift and its opposite are coloured, too few rows are not."""
     return "drifted" if result.drift else "unknown" if result.verdict == "too few rows" else "steady"
-
-
-def _headline(contents: Contents) -> Markup:
-    result = contents.result
-    kind, verdict = kind_of(result), result.verdict.capitalize()
-    said = _SAID[result.verdict]
-    reached = round(result.p_value * (result.permutations + 1)) - 1
-    chance = (
-        f": {f'{reached:,}' if reached else 'none'} of {result.permutations:,} random permutations of the rows "
-        f"gave a difference as large (p = {plain(result.p_value)}, level {plain(result.level)})."
-    )
-    if result.same_rows:
-        chance += " Both samples have the same rows: perhaps one file was taken for two."
-    low, high = result.interval
-    facts = [
-        ("p-value", plain(result.p_value), f"{result.permutations:,} permutations"),
-        ("MMD²", plain(result.mmd2), f"95% interval: {plain(low)} to {plain(high)}" if low == low else ""),
-        ("reference", f"{result.reference_rows:,}", "rows"),
-        ("current", f"{result.current_rows:,}", "rows"),
-    ]
-    names = f"{contents.names[1]} against {contents.names[0]}"
-    return headline(verdict, kind, names, said + chance, facts)
-
-
-def _chance(result: MMDTestResult) -> Markup:
-    low, high = result.p_value_interval
-    said = (
-        f"The bars show the statistic of {result.permutations:,} random permutations of the rows: what chance alone "
-        f"gives. The p-value is the share of permutations with a statistic at least as large as that of these samples. "
-        f"With this many permutations, its 95% interval is {plain(low, 2)} to {plain(high, 2)}."
-    )
-    return section("Could it be chance?", said, null_histogram(result))
-
-
-def _kernels(result: MMDTestResult) -> Markup:
-    said = "A kernel measures how similar two rows are. Its bandwidth is the distance at which rows count as similar."
-    if len(result.kernels) > 1:
-        said += (
-            f" Each row of the table is one kernel alone. The p-value of the test, {plain(result.p_value)}, accounts "
-            "for all kernels: do not pick the smallest p-value here."
-        )
-    return section("What each kernel detects", said, element("div", _kernel_table(result), class_="wide"))
-
-
-def _both(drawn: Markup) -> Markup:
-    said = (
-        f"At most {POINTS:,} random rows of each sample. Rows of several numbers are shown along the two directions in "
-        "which both samples together vary most. Samples can differ in directions that this chart does not show."
-    )
-    return section("Both samples", said, drawn)
-
-
-def _rows(contents: Contents, extremes: Extremes) -> Markup:
-    said = "Rows that are typical of one sample and rare in the other. Rows that say the same are shown once."
-    if not contents.result.drift:
-        said = "The test found no drift, so these rows differ by no more than chance explains."
-    return section("The rows that differ most", said, witness_tables(contents.gone, contents.new, extremes))
 
 
 def _history(tests: Sequence[PastTest]) -> Markup:
     said = (
         f"The last {len(tests)} tests" if len(tests) > 1 else "The first test"
-    ) + " of these columns against this reference with this kernel. The dashed line is the threshold for drift."
+    ) + " of these columns against this reference with this setup."
+    if any(test.threshold is not None for test in tests):
+        said += " The dashed line is the threshold for drift."
     return section("Over time", said, over_time(tests))
 
 
 def _settings(contents: Contents) -> Markup:
-    result = contents.result
-    permutations = f"{result.permutations:,}, of {result.reference_bins} + {result.current_bins} bins"
-    return settings_table(contents, permutations, has_rows=contents.extremes is not None)
-
-
-def settings_table(contents: Contents, permutations: str, *, has_rows: bool) -> Markup:
-    """Draw the table of settings. ``permutations`` says how many there were."""
-    result = contents.result
     shown = {
         "reference": contents.names[0],
         "current": contents.names[1],
-        "permutations": permutations,
-        "level": plain(result.level),
-        "seed": str(result.seed),
-        "precision": result.precision,
+        "test": contents.result.test,
+        **{name: _as_text(value) for name, value in contents.result.settings().items()},
         **contents.settings,
     }
-    return settings_section(shown, ("luminosity", "jax", "numpy"), "rows of the data" if has_rows else "")
+    libraries = (*_LIBRARIES, *contents.result.libraries)
+    return settings_section(shown, libraries, contents.holds)
 
 
-def _kernel_table(result: MMDTestResult) -> Markup:
-    most = max(1.0, *(abs(_standard(each)) for each in result.kernels))
-    head = element(
-        "tr", *(element("th", text, class_="number" if text in ("MMD²", "p-value") else None) for text in _HEADS)
+def _as_text(value: Any) -> str:
+    return plain(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _headline_of_keys(by: str, verdict: str, results: Sequence[DriftResult], whole: Contents) -> Markup:
+    kind = "drifted" if verdict == "drift" else "unknown" if verdict == "too few rows" else "steady"
+    drifted = sum(result.drift for result in results)
+    kinds = ("drift", "gone", "new", "too few rows", "no drift")
+    counts = {each: sum(result.verdict == each for result in results) for each in kinds}
+    listed = ", ".join(f"{each}: {count:,}" for each, count in counts.items() if count)
+    said = f"{drifted:,} of {len(results):,} values of {by} drifted ({listed})"
+    names = element("p", f"{whole.names[1]} against {whole.names[0]}, by {by}", class_="muted")
+    return element(
+        "div", element("h1", verdict.capitalize()), names, element("p", f"{said}."), class_=f"verdict {kind}"
     )
-    rows = [_row(each, most, result.level) for each in result.kernels]
-    return element("table", element("thead", head), element("tbody", *rows))
 
 
-def _row(each: KernelResult, most: float, level: float) -> Markup:
-    low, high = each.interval
-    cells = [
-        element("td", each.kernel.partition("(")[0] if each.bandwidth is not None else each.kernel),
-        element("td", MISSING if each.bandwidth is None else plain(each.bandwidth, 4)),
-        element("td", plain(each.mmd2), class_="number"),
-        element("td", f"{plain(low)} to {plain(high)}" if low == low else MISSING),
-        element("td", _bar(_standard(each), most, each.p_value <= level)),
-        element("td", plain(each.p_value), class_="number"),
-    ]
-    return element("tr", *cells)
+def _table(by: str, results: Mapping[str, DriftResult], detailed: Mapping[str, Contents]) -> Markup:
+    places = {key: at for at, key in enumerate(detailed)}
+    first = next(iter(results.values()))
+    numbers = ("p-value", first.effect_name, "rows of the reference", "current rows")
+    heads = ("verdict", "p-value", first.effect_name, "details", "rows of the reference", "current rows")
+    head = element(
+        "tr",
+        element("th", by),
+        *(element("th", text, class_="number" if text in numbers else None) for text in heads),
+    )
+    rows = [_row(key, result, places.get(key)) for key, result in results.items()]
+    said = (
+        f"Each value has its own test, at a level of {plain(first.level)}: the level of the comparison, divided by the "
+        "number of tests, so that more values do not give more false alarms. A value that only one sample has is drift."
+    )
+    table = element("table", element("thead", head), element("tbody", *rows))
+    return section(f"Each {by}", said, element("div", table, class_="wide"))
 
 
-def _bar(value: float, most: float, drifted: bool) -> Markup:
-    width = max(1.0, max(0.0, value) / most * _BAR_PIXELS)
-    kind = "drifted fill" if drifted else "bar"
-    bar = element("rect", x=0, y=3, width=width, height=12, rx=2, class_=kind)
-    text = element("text", plain(value), x=width + 8, y=13)
-    return element("svg", joined([bar, text]), width=_BAR_PIXELS + 60, height=18, class_="small", aria_hidden="true")
+def _row(key: str, result: DriftResult, place: int | None) -> Markup:
+    name = key if place is None else element("a", key, href=f"#key-{place}")
+    remark = next((remark for name, _, remark in result.facts() if name == result.effect_name), "")
+    return element(
+        "tr",
+        element("td", name),
+        element("td", result.verdict, class_=_kind_of(result)),
+        element("td", plain(result.p_value) if result.is_compared else MISSING, class_="number"),
+        element("td", plain(result.effect), class_="number"),
+        element("td", remark if result.is_compared and remark else MISSING),
+        element("td", f"{result.reference_rows:,}", class_="number"),
+        element("td", f"{result.current_rows:,}", class_="number"),
+    )
 
 
-def _standard(each: KernelResult) -> float:
-    return each.mmd2 / each.null_sd if each.null_sd else 0.0
+def _details(place: int, by: str, key: str, contents: Contents) -> Markup:
+    heading = element("summary", element("h2", f"{by}: {key}"), id=f"key-{place}")
+    shown = "open" if place == 0 else None
+    said = element("p", str(contents.result), class_="muted")
+    return element("details", heading, said, joined(_test_sections(contents)), open=shown)

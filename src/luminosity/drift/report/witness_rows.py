@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity._shared.text import shorten
+from luminosity.drift.result import Details
 from luminosity.drift.witness_function import Extremes
 from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
-__all__ = ["Details", "WitnessRow", "shown_rows", "witness_tables"]
-
-Details = Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]
-"""A function that returns what else is known about the rows with these numbers."""
+__all__ = ["WitnessRow", "shown_rows", "witness_tables"]
 
 _SHOWN = 8  # rows of a table
 _COLUMNS = 7  # of a table

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from luminosity.drift.kernels import BlockKernel, Kernel
+from luminosity.drift.result import Progress
 from luminosity.drift.sums.layout import DeviceStrips, Layout
 from luminosity.drift.sums.tiles import sums_of_tiles
 from luminosity.errors import DriftError, Fix
 
-__all__ = ["Progress", "bin_sums", "bin_sums_of_lists"]
+__all__ = ["bin_sums", "bin_sums_of_lists"]
 
-Progress = Callable[[int, int], None]
 """A function that is called with the number of tiles done, and of all tiles."""
 
 _STRIP_ROWS = 1024  # a tile of single precision takes 4 MB, which the caches of two cores hold

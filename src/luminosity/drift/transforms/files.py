@@ -36,23 +36,24 @@ class ReadFiles(beam.PTransform[Any, Any]):
 
     Args:
         pattern: a path, or many with ``*``, on any file system that Beam reads.
-        columns: the columns to read from Parquet files.
+        columns: the columns to read from Parquet files; None reads all.
     """
 
-    def __init__(self, pattern: str, columns: Sequence[str]) -> None:
+    def __init__(self, pattern: str, columns: Sequence[str] | None) -> None:
         super().__init__()
         self._pattern = pattern
         self._columns = columns
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Find the files when the pipeline runs, distribute them over workers and read them."""
+        columns = None if self._columns is None else list(self._columns)
         kind = Any if is_npy(self._pattern) else pa.RecordBatch
         return (
             input_or_inputs
             | "Pattern" >> beam.Create([self._pattern])
             | "Match" >> beam.FlatMap(_matched)
             | "Share" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read, list(self._columns)).with_output_types(kind)
+            | "Read" >> beam.FlatMap(_read, columns).with_output_types(kind)
         )
 
 
@@ -63,7 +64,7 @@ def _matched(pattern: str) -> list[str]:
     return found
 
 
-def _read(path: str, columns: Sequence[str]) -> Iterator[Any]:
+def _read(path: str, columns: Sequence[str] | None) -> Iterator[Any]:
     with _opened(path) as file:
         yield from npy_rows(path, file, _ROWS) if is_npy(path) else _parquet(path, file, columns)
 
@@ -77,19 +78,19 @@ def _opened(path: str) -> Any:
         ) from None
 
 
-def _parquet(path: str, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _parquet(path: str, file: Any, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     try:
         parquet = pq.ParquetFile(file)
     except pa.ArrowException as error:
         raise DriftError(f"can't read {path} as Parquet: {error}") from error
     there = parquet.schema_arrow.names
-    missing = [name for name in columns if name not in there]
+    missing = [name for name in columns or () if name not in there]
     if missing:
         raise DriftError(
             f"found no column {missing[0]!r} in {path}, expected one of {', '.join(there)}",
             fix=_USE_READ_TABLE if f"/{missing[0]}=" in path else None,
         )
-    yield from parquet.iter_batches(batch_size=_ROWS, columns=list(columns))
+    yield from parquet.iter_batches(batch_size=_ROWS, columns=columns)
 
 
 def npy_rows(path: str, file: Any, at_once: int) -> Iterator[Any]:

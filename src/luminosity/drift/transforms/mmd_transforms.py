@@ -11,9 +11,9 @@ import numpy as np
 
 from luminosity.drift.aggregate import Aggregate, as_kernels, one_kernel
 from luminosity.drift.kernels import Kernel
+from luminosity.drift.mmd_result import MMDTestResult, untested
 from luminosity.drift.permutation.conclude import Settings, conclude
 from luminosity.drift.permutation.permute import estimates, observed_side
-from luminosity.drift.result import MMDTestResult, untested
 from luminosity.drift.rows import Precision, check_precision, check_seed
 from luminosity.drift.sums.bins import BINS, plan_bins
 from luminosity.drift.transforms.columns import Columns

@@ -95,6 +95,8 @@ class Changes:
             p_value=test.p_value if has_p_value else None,
             level=test.level if has_p_value else None,
             mmd2=test.mmd2 if isfinite(test.mmd2) else None,
+            effect=test.size if isfinite(test.size) else None,
+            effect_name=test.size_name,
             floor_mmd2=test.floor_mmd2,
             window=(test.window_start, test.window_end) if test.window_start and test.window_end else None,
             report=test.report,
@@ -109,7 +111,7 @@ def _message(test: PastTest) -> str:
         return f"drift began: the reference has no rows of this key, and there are {test.current_rows:,} now"
     if test.by_detector:
         return f"drift began: MMD² = {test.mmd2:.4g} is above the detector's threshold {test.threshold or 0:.4g}"
-    said = f"p = {test.p_value:.4g} at a level of {test.level:.3g}, MMD² = {test.mmd2:.4g}"
+    said = f"p = {test.p_value:.4g} at a level of {test.level:.3g}, {test.size_name} = {test.size:.4g}"
     if test.floor_mmd2 is not None:
         said += f" beside {test.floor_mmd2:.4g} of the floor"
     return f"drift began: {said}" if test.drift else f"drift is over: {said}"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from luminosity._shared.text import parse_duration
+from luminosity.drift.contract import DriftTest
+from luminosity.drift.history import MMD
+from luminosity.drift.registry import DEFAULT_TEST, drift_test
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.judge import MONTH_S, ErrorBudget
 from luminosity.drift.watch.state import Silence, drift_folder
@@ -33,7 +37,7 @@ class HistoryWatch:
 
     name: str
     reference: str
-    min_mmd2: float
+    min_effect: float
     missing_after: timedelta | None
     window: timedelta | None  # how long windows are, and so how often there is a round
     keys: tuple[str, ...] = ()
@@ -50,11 +54,11 @@ class FileWatch:
     floor: str | None
     columns: tuple[str, ...]
     by: str | None
+    test: str
+    options: Mapping[str, Any]  # of the test: components, bandwidth
     rows: int | None
-    components: int | None
-    bandwidth: float | None
     skip_missing: bool
-    min_mmd2: float
+    min_effect: float
     missing_after: timedelta | None
     keys: tuple[str, ...] = ()
 
@@ -113,13 +117,13 @@ def read_config(path: str) -> WatchConfig:
     history = table.text("history")
     every, at = _schedule(table)
     budget, level = _false_alarms(table)
-    min_mmd2 = table.number("min_mmd2", 0, 2) or 0.0
+    default = _Defaults(table.text("test", DEFAULT_TEST) or DEFAULT_TEST, _min_effect(table, None))
     missing_after = table.duration("missing_after", never=True) or max(_LEAST_MISSING, _MISSING_ROUNDS * every)
     reports = table.text("reports")
     place = os.path.join(folder, os.path.expanduser(history)) if history else str(drift_folder() / f"{stem}.sqlite")
     settle = table.duration("settle") or timedelta(minutes=1)
     seed = int(table.number("seed", 0, 2**31, is_whole=True) or 0)
-    watches = tuple(_watch(each, folder, min_mmd2, missing_after) for each in table.tables("watch"))
+    watches = tuple(_watch(each, folder, default, missing_after) for each in table.tables("watch"))
     if not watches:
         raise table.error("watch", "found no watch, expected at least one table [[watch]]")
     _check_names(table, watches)
@@ -172,23 +176,50 @@ def _false_alarms(table: TomlTable) -> tuple[ErrorBudget | None, float | None]:
     return ErrorBudget(float(match[1]), _PERIODS_S[match[2]]), None
 
 
-def _watch(table: TomlTable, folder: str, min_mmd2: float, missing_after: timedelta) -> Watch:
+@dataclass(frozen=True)
+class _Defaults:
+    """What the configuration says for watches that do not say it themselves."""
+
+    test: str
+    min_effect: float | None
+
+
+def _min_effect(table: TomlTable, test: str | None) -> float | None:
+    """Return the least effect that matters: ``min_effect``, or ``min_mmd2`` where the test is MMD."""
+    chosen = table.choose(("min_effect", "min_mmd2"))
+    if chosen is None:
+        return None
+    if chosen == "min_mmd2" and test not in (None, MMD):
+        raise table.error("min_mmd2", f"found min_mmd2 beside test = {test!r}, expected min_effect", "use min_effect")
+    return table.number(chosen, 0, 2)
+
+
+def _kind(table: TomlTable, name: str) -> type[DriftTest]:
+    try:
+        return drift_test(name)
+    except DriftError as error:
+        raise table.error("test", error.message, error.fix.command if error.fix else "") from None
+
+
+def _watch(table: TomlTable, folder: str, default: _Defaults, missing_after: timedelta) -> Watch:
     name = table.text("name")
     reference = table.text("reference")
     if name is None or reference is None:
         missing = "name" if name is None else "reference"
         raise table.error(missing, f"found a watch without {missing}, expected name and reference in each [[watch]]")
-    least = table.number("min_mmd2", 0, 2)
     missing = table.duration("missing_after", never=True) or missing_after
-    least = min_mmd2 if least is None else least
     missing_after_or_never = None if missing == timedelta.max else missing
     keys = table.texts("keys")
     source = table.choose(("current", "new_files"))
+    test = table.text("test")
     if source is None:
+        if test is not None:
+            raise table.error("test", "found test in a watch of the history, whose rows name their test themselves")
+        least = _min_effect(table, None)
         watch: Watch = HistoryWatch(
             name=name,
             reference=reference,
-            min_mmd2=least,
+            min_effect=(default.min_effect if least is None else least) or 0.0,
             missing_after=missing_after_or_never,
             window=table.duration("window"),
             keys=keys,
@@ -196,8 +227,9 @@ def _watch(table: TomlTable, folder: str, min_mmd2: float, missing_after: timede
         table.finish("a watch of the history; one that tests files has current or new_files")
         return watch
     current, floor = table.text(source), table.text("floor")
-    rows = table.number("rows", 2, 10**9, is_whole=True)
-    components = table.number("components", 0, 10**6, is_whole=True)
+    name_of_test = test or default.test
+    least = _min_effect(table, name_of_test)
+    options, rows, skip_missing = _options(table, _kind(table, name_of_test), has_floor=floor is not None)
     watch = FileWatch(
         name=name,
         reference=_path(folder, reference),
@@ -206,11 +238,11 @@ def _watch(table: TomlTable, folder: str, min_mmd2: float, missing_after: timede
         floor=_path(folder, floor) if floor else None,
         columns=table.texts("column"),
         by=table.text("by"),
-        rows=None if rows is None else int(rows),
-        components=None if components is None else int(components),
-        bandwidth=table.number("bandwidth", 0, 1e30),
-        skip_missing=table.flag("skip_missing"),
-        min_mmd2=least,
+        test=name_of_test,
+        options=options,
+        rows=rows,
+        skip_missing=skip_missing,
+        min_effect=(default.min_effect if least is None else least) or 0.0,
         missing_after=missing_after_or_never,
         keys=keys,
     )
@@ -218,6 +250,29 @@ def _watch(table: TomlTable, folder: str, min_mmd2: float, missing_after: timede
         raise table.error("new_files", f"found new_files={current!r}, expected files on this machine")
     table.finish("a watch of files")
     return watch
+
+
+def _options(table: TomlTable, test: type[DriftTest], *, has_floor: bool) -> tuple[dict[str, Any], int | None, bool]:
+    """Return the options of the test, the number of random rows, and whether rows with missing values are left out."""
+    components = table.number("components", 0, 10**6, is_whole=True)
+    bandwidth = table.number("bandwidth", 0, 1e30)
+    rows = table.number("rows", 2, 10**9, is_whole=True)
+    skip_missing = table.flag("skip_missing")
+    options: dict[str, Any] = {}
+    if components is not None:
+        options["components"] = int(components)
+    if bandwidth is not None:
+        options["bandwidth"] = (bandwidth,)
+    for name in options:
+        if name not in test.options:
+            raise table.error(name, f"found {name}, which the test {test.name!r} does not have", f"remove {name}")
+    for name, is_given in (("rows", rows is not None), ("skip_missing", skip_missing)):
+        if is_given and test.reads != "rows":
+            said = f"found {name}, but the test {test.name!r} reads all rows, missing values included"
+            raise table.error(name, said, f"remove {name}")
+    if has_floor and not test.has_floor:
+        raise table.error("floor", f"found floor, which the test {test.name!r} does not have", "remove floor")
+    return options, None if rows is None else int(rows), skip_missing
 
 
 def _path(folder: str, path: str) -> str:

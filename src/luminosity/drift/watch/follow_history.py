@@ -31,7 +31,7 @@ def new_rounds(
     memory: WatchMemory,
     *,
     level: float,
-    min_mmd2: float,
+    min_effect: float,
     settle: timedelta,
     now: datetime,
 ) -> NewRounds:
@@ -50,7 +50,7 @@ def new_rounds(
     waiting: list[tuple[int, PastTest]] = []
     if ordered and not _is_whole([test for _, test in ordered[-1]], active, settle, now):
         waiting = ordered.pop()
-    rounds = [_judged([test for _, test in group], level, min_mmd2, len(active)) for group in ordered]
+    rounds = [_judged([test for _, test in group], level, min_effect, len(active)) for group in ordered]
     return NewRounds(
         rounds,
         min(number for number, _ in waiting) - 1 if waiting else rows[-1][0] if rows else cursor,
@@ -79,9 +79,9 @@ def _is_whole(tests: list[PastTest], active: set[str], settle: timedelta, now: d
     return now - datetime.fromisoformat(newest) >= settle
 
 
-def _judged(tests: list[PastTest], level: float, min_mmd2: float, active: int) -> list[PastTest]:
+def _judged(tests: list[PastTest], level: float, min_effect: float, active: int) -> list[PastTest]:
     """Judge a round. A key that is tested again and was known before does not count twice."""
-    return judge(tests, level, min_mmd2, max(active, sum(is_test(test) for test in tests)))
+    return judge(tests, level, min_effect, max(active, sum(is_test(test) for test in tests)))
 
 
 def _too_few_permutations(tests: list[PastTest]) -> str:
@@ -96,5 +96,5 @@ def _too_few_permutations(tests: list[PastTest]) -> str:
     needed = math.ceil(1 / level)
     return (
         f"the tests have {fewest:,} permutations, expected at least {needed:,}: with fewer, no p-value is as low "
-        f"as the level {level:.3g}; pass permutations={needed} to MMDTest, or allow more false alarms"
+        f"as the level {level:.3g}; pass permutations={needed} to the test, or allow more false alarms"
     )

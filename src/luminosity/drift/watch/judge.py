@@ -1,18 +1,16 @@
-"""Decides which tests of a round are drift: Holm's method over keys, the smallest effect that matters, the floor.
+"""Decides which tests of a round are drift: Holm's method over keys, and the smallest effect that matters.
 
 A round is the tests that are made together: those of one window, or of one look at the files.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from luminosity.drift.history import PastTest
-from luminosity.drift.result import MMDTestResult
 
-__all__ = ["MONTH_S", "ErrorBudget", "holm_levels", "is_test", "judge", "p_value_beyond_floor"]
+__all__ = ["MONTH_S", "ErrorBudget", "holm_levels", "is_test", "judge"]
 
 MONTH_S = 30 * 86_400.0  # the month of an error budget
 _MOST_LEVEL = 0.5  # a budget that allows more false alarms than rounds is no test
@@ -64,7 +62,7 @@ def is_test(test: PastTest) -> bool:
     return test.verdict not in (*_NO_TEST, "new") and not test.by_detector
 
 
-def judge(tests: Sequence[PastTest], level: float, min_mmd2: float = 0.0, keys: int | None = None) -> list[PastTest]:
+def judge(tests: Sequence[PastTest], level: float, min_effect: float = 0.0, keys: int | None = None) -> list[PastTest]:
     """Return the tests of a round with the level, verdict and drift that the round gives them.
 
     ``keys`` is how many keys the round could have: with keys whose tests are still to come, levels are the same as if
@@ -72,28 +70,11 @@ def judge(tests: Sequence[PastTest], level: float, min_mmd2: float = 0.0, keys: 
     """
     compared = [test for test in tests if is_test(test)]
     levels = iter(holm_levels([test.p_value for test in compared], level, keys))
-    return [_judged(test, next(levels), min_mmd2) if is_test(test) else test for test in tests]
+    return [_judged(test, next(levels), min_effect) if is_test(test) else test for test in tests]
 
 
-def _judged(test: PastTest, level: float, min_mmd2: float) -> PastTest:
+def _judged(test: PastTest, level: float, min_effect: float) -> PastTest:
     is_significant = test.p_value <= level
-    is_drift = is_significant and test.mmd2 >= min_mmd2
+    is_drift = is_significant and test.size >= min_effect
     verdict = "drift" if is_drift else SMALL if is_significant else "no drift"
     return replace(test, level=level, drift=is_drift, verdict=verdict)
-
-
-def p_value_beyond_floor(result: MMDTestResult, floor: MMDTestResult) -> float:
-    """Return how often chance alone puts the MMD² of ``result`` this far above that of ``floor``.
-
-    The floor is the reference against a held-out sample of the same kind. Both MMD² have standard errors, which their
-    intervals tell. They share the reference, so their difference varies less than assumed here: the p-value is not too
-    small. Too few rows for an interval give 1.
-    """
-    errors = [(each.interval[1] - each.interval[0]) / (2 * 1.959964) for each in (result, floor)]
-    if not all(math.isfinite(each) for each in errors):
-        return 1.0
-    spread = math.hypot(*errors)
-    difference = result.mmd2 - floor.mmd2
-    if spread == 0:
-        return 0.0 if difference > 0 else 1.0
-    return 0.5 * math.erfc(difference / spread / math.sqrt(2))

@@ -18,9 +18,10 @@ from apache_beam.transforms.window import IntervalWindow, WindowedValue
 
 from luminosity.drift.by_key import key_text
 from luminosity.drift.history import DETECTOR, MOST_ROWS, DriftHistory, PastTest, utc_text
+from luminosity.drift.mmd_result import MMDTestResult
 from luminosity.drift.online.streams import DriftAlert
 from luminosity.drift.report.page import Contents, page
-from luminosity.drift.result import MMDTestResult
+from luminosity.drift.result import DriftResult
 from luminosity.drift.watch.reports import write_report_of_point
 from luminosity.errors import DriftError
 from luminosity.report_page.document import write_page
@@ -33,7 +34,9 @@ _SAME_BANDWIDTH = 1e-6  # relative difference: float32 and rounding on other mac
 
 
 class RecordDrift(beam.PTransform[Any, Any]):
-    """Writes the results of ``MMDTest``, or the alerts of ``DetectDrift``, into a history, and returns the rows.
+    """Writes the results of a test, or the alerts of ``DetectDrift``, into a history, and returns the rows.
+
+    Tests are ``MMDTest``, ``ColumnTest``, and any other whose results are a ``DriftResult``.
 
     There is one row for each key and window. A bundle that is repeated, or a run over the same windows, replaces rows
     instead of adding them. In the global window, each run of the pipeline adds a row for each key. Processes and
@@ -123,12 +126,12 @@ class _RowMaker:
         name = "" if not is_pair else f"{self._by}={key_text(key)}" if self._by else key_text(key)
         if isinstance(result, DriftAlert):
             return self._alert(name, result)
-        if not isinstance(result, MMDTestResult):
+        if not isinstance(result, DriftResult):
             raise DriftError(
-                f"found {type(result).__name__}, expected results of MMDTest or alerts of DetectDrift",
-                fix="apply RecordDrift right behind MMDTest or DetectDrift; of (results, failures), record the results",
+                f"found {type(result).__name__}, expected results of MMDTest or ColumnTest, or alerts of DetectDrift",
+                fix="apply RecordDrift right behind MMDTest, ColumnTest or DetectDrift; of (results, failures), record "
+                "the results",
             )
-        bandwidth, mmd2 = self._at_bandwidth(result, name)
         is_window = isinstance(window, IntervalWindow)
         start, end = (utc_text(_utc(each)) for each in (window.start, window.end)) if is_window else (None, None)
         test = PastTest.of(
@@ -136,15 +139,23 @@ class _RowMaker:
             reference=self._reference,
             current=self._current,
             columns=self._columns,
-            kernel=self._kernel,
+            kernel=self._kernel if isinstance(result, MMDTestResult) else result.setup,
             key=name,
-            settings={"permutations": result.permutations, "seed": result.seed},
+            settings=result.settings(),
             time=_utc(window.end) if is_window else None,
         )
         once = f"{start}/{end}" if is_window else f"run {self._run}"
-        test = replace(test, window_start=start, window_end=end, bandwidth=bandwidth, once=once)
-        if len(result.kernels) > 1:  # The statistic and threshold of several kernels have another unit than MMD².
-            test = replace(test, statistic=mmd2, threshold=None, mmd2=mmd2)
+        test = replace(test, window_start=start, window_end=end, once=once)
+        if isinstance(result, MMDTestResult):
+            bandwidth, mmd2 = self._at_bandwidth(result, name)
+            test = replace(test, bandwidth=bandwidth)
+            if len(result.kernels) > 1:  # The statistic and threshold of several kernels have another unit than MMD².
+                test = replace(test, statistic=mmd2, threshold=None, mmd2=mmd2)
+        elif self._bandwidth is not None:
+            raise DriftError(
+                f"found a result of the test {result.test!r} beside bandwidth={self._bandwidth:g}, expected one of MMD",
+                fix="remove bandwidth",
+            )
         if self._reports is not None and result.verdict == "drift":
             contents = Contents(result, (self._reference, name or self._current or "current"))
             identity = "\0".join((test.reference, test.columns, test.kernel, test.key, once))

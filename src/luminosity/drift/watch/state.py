@@ -60,6 +60,8 @@ class Alert:
     level: float | None = None
     mmd2: float | None = None
     floor_mmd2: float | None = None
+    effect: float | None = None
+    effect_name: str = ""
     window: tuple[str, str] | None = None
     report: str | None = None
     silenced: bool = False

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from luminosity.drift.history import DriftHistory, PastTest, utc_text
+from luminosity.drift.registry import drift_test
 from luminosity.drift.watch.changes import Changes
-from luminosity.drift.watch.compare_round import Samples, compare_round
+from luminosity.drift.watch.compare_round import RoundSettings, Samples, compare_round
 from luminosity.drift.watch.config import FileWatch, HistoryWatch, Watch, WatchConfig
 from luminosity.drift.watch.follow_history import new_rounds, window_length
 from luminosity.drift.watch.judge import is_test
@@ -31,6 +32,7 @@ __all__ = ["Look", "Reader", "Watcher"]
 Reader: TypeAlias = Callable[[FileWatch, Sequence[str], int], Samples]
 """Reads the rows of each key from files, with a seed; without keys, all rows have the key None."""
 
+_ANY_LEVEL = 0.5  # a round chooses the level of its tests, and the permutations for it
 _PENDING_AGE = timedelta(days=1)  # an alert that could not be delivered for so long is given up
 
 
@@ -120,7 +122,7 @@ class Watcher:
                 watch.reference,
                 memory,
                 level=level,
-                min_mmd2=watch.min_mmd2,
+                min_effect=watch.min_effect,
                 settle=self._config.settle,
                 now=now,
             )
@@ -132,25 +134,28 @@ class Watcher:
                 return _Rounds([], 0, [], {})
             files, marks = list(fresh), list(fresh.values())
         seed = self._config.seed
-        found = compare_round(
-            self._read(watch, [watch.reference], 2 * seed),
-            self._read(watch, files, 2 * seed + 1),
-            self._read(watch, [watch.floor], 2 * seed + 2) if watch.floor else None,
+        # A bandwidth that is given and one that is kept look the same in a history.
+        test = drift_test(watch.test).from_options(watch.options, _ANY_LEVEL)
+        settings = RoundSettings(
+            test=test.for_columns(len(watch.columns)),
             names=(watch.reference, watch.current),
             columns=", ".join(watch.columns),
             by=watch.by,
             level=level,
-            min_mmd2=watch.min_mmd2,
-            bandwidth=watch.bandwidth,
-            bandwidths=memory.bandwidths,
-            components=watch.components,
-            scale=len(watch.columns) > 1,
+            min_effect=watch.min_effect,
+            kept=memory.bandwidths,
             seed=seed,
             now=now,
             reports=self._config.reports,
         )
+        found = compare_round(
+            self._read(watch, [watch.reference], 2 * seed),
+            self._read(watch, files, 2 * seed + 1),
+            self._read(watch, [watch.floor], 2 * seed + 2) if watch.floor else None,
+            settings=settings,
+        )
         self._history.append(*found.tests)
-        return _Rounds([found.tests], 0, marks, found.bandwidths)
+        return _Rounds([found.tests], 0, marks, found.kept)
 
     def _changes(self, watch: Watch, state: WatchState, new: _Rounds | None, now: datetime) -> list[Alert]:
         memory = state.memory(watch.name)

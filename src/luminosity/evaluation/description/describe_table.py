@@ -19,7 +19,15 @@ from luminosity.evaluation.description.column_summary import ColumnSummary
 from luminosity.evaluation.description.result import ColumnDescription, Description, Histogram
 from luminosity.evaluation.evaluate_table import batches_of
 
-__all__ = ["Describe", "DescriptionState", "describe", "describe_states"]
+__all__ = [
+    "Describe",
+    "DescriptionState",
+    "SummariseFn",
+    "combined",
+    "describe",
+    "describe_states",
+    "state_of",
+]
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _BARS = 40  # of a histogram
@@ -155,11 +163,12 @@ def describe(table: Any, reference: Any = None, columns: Sequence[str] | None = 
 
     Tables are ``pyarrow.Table``, record batches, iterables of record batches or rows, or dictionaries of columns.
     """
-    current = _state_of(table, columns)
-    return current.description() if reference is None else describe_states(current, _state_of(reference, columns))
+    current = state_of(table, columns)
+    return current.description() if reference is None else describe_states(current, state_of(reference, columns))
 
 
-def _state_of(table: Any, columns: Sequence[str] | None) -> DescriptionState:
+def state_of(table: Any, columns: Sequence[str] | None = None) -> DescriptionState:
+    """Return the summaries of a table in memory, as ``describe`` takes it."""
     state = DescriptionState(columns)
     for batch in batches_of(table):
         state.add(batch)
@@ -201,12 +210,12 @@ class Describe(beam.PTransform[Any, Any]):
             raise EvaluationError(f"found columns={columns!r}, expected a list", fix=f"pass columns=[{columns!r}]")
         self._columns = None if columns is None else tuple(columns)
         is_stream = isinstance(reference, beam.PCollection)
-        self._reference = reference if reference is None or is_stream else _state_of(reference, self._columns)
+        self._reference = reference if reference is None or is_stream else state_of(reference, self._columns)
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Combine the rows of each window, and compare them with the reference."""
         if self._reference is None:
-            return _combined(input_or_inputs, "Describe", _DescribeFn(self._columns), Description)
+            return combined(input_or_inputs, "Describe", _DescribeFn(self._columns), Description)
         reference = self._reference
         if isinstance(reference, beam.PCollection):
             if not reference.is_bounded and isinstance(reference.windowing.windowfn, GlobalWindows):
@@ -214,20 +223,23 @@ class Describe(beam.PTransform[Any, Any]):
                     "found a reference that never ends, expected a bounded one or windows",
                     fix="apply beam.WindowInto() to the reference",
                 )
-            states = _combined(reference, "SummariseReference", _SummariseFn(self._columns), DescriptionState)
+            states = combined(reference, "SummariseReference", SummariseFn(self._columns), DescriptionState)
             # A window of the reference without rows is an empty table.
             reference = AsSingleton(states, default_value=DescriptionState(self._columns))
-        current = _combined(input_or_inputs, "Summarise", _SummariseFn(self._columns), DescriptionState)
+        current = combined(input_or_inputs, "Summarise", SummariseFn(self._columns), DescriptionState)
         return current | "Compare" >> beam.Map(describe_states, reference).with_output_types(Description)
 
 
-def _combined(collection: Any, label: str, combine_fn: beam.CombineFn, kind: type) -> Any:
+def combined(collection: Any, label: str, combine_fn: beam.CombineFn, kind: type) -> Any:
+    """Combine all elements, or those of each window."""
     combine = beam.CombineGlobally(combine_fn).with_output_types(kind)
     is_global = isinstance(collection.windowing.windowfn, GlobalWindows) and collection.is_bounded
     return collection | label >> (combine if is_global else combine.without_defaults())
 
 
-class _SummariseFn(beam.CombineFn):
+class SummariseFn(beam.CombineFn):
+    """Summarises the columns of record batches or rows, in bounded memory."""
+
     def __init__(self, columns: Sequence[str] | None) -> None:
         self._columns = columns
 
@@ -248,6 +260,6 @@ class _SummariseFn(beam.CombineFn):
         return accumulator
 
 
-class _DescribeFn(_SummariseFn):
+class _DescribeFn(SummariseFn):
     def extract_output(self, accumulator: DescriptionState) -> Any:  # type: ignore[override]
         return accumulator.description()

@@ -13,7 +13,7 @@ from luminosity.report_page.axes import Frame, drawing
 from luminosity.report_page.document import document, headline, section, settings_section, table, write_page
 from luminosity.report_page.markup import MISSING, Markup, element, plain
 
-__all__ = ["page", "write"]
+__all__ = ["column_section", "page", "write"]
 
 _FRAME = Frame(left=64, top=36, right=556, bottom=156)
 _WIDTH, _HEIGHT = 580.0, 204.0
@@ -37,7 +37,7 @@ def page(description: Description, title: str, settings: Mapping[str, Any]) -> s
     sections.append(_columns(description))
     order = [change.name for change in description.changes if change.name in description.columns]
     names = [*order, *(name for name in description.columns if name not in order)]
-    sections += [_column(description, description.columns[name]) for name in names[:_MOST_CHARTS]]
+    sections += [column_section(description, description.columns[name]) for name in names[:_MOST_CHARTS]]
     sections.append(
         settings_section(settings, ("luminosity", "numpy", "pyarrow"), "values of the data, such as the most frequent")
     )
@@ -109,7 +109,8 @@ def _columns(description: Description) -> Markup:
     return section("Columns", said, table(heads, rows, ("missing", "distinct", "least", "median", "largest")))
 
 
-def _column(description: Description, each: ColumnDescription) -> Markup:
+def column_section(description: Description, each: ColumnDescription) -> Markup:
+    """Return the section on one column: its histogram beside that of the reference, and its most frequent values."""
     parts: list[Markup] = []
     if each.histogram is not None and each.kind != "booleans":
         reference = description.reference_histograms.get(each.name)

@@ -1,0 +1,420 @@
+"""The test of each column of a table: Kolmogorov-Smirnov for numbers, chi-squared for categories, Holm for all of them.
+
+It needs one pass over the rows and bounded memory, because it compares summaries of columns (``DescriptionState``):
+
+- Up to 32,768 distinct numbers of a column are kept exactly. With more, numbers lose their last bits, the same in both
+  samples: the test keeps its level, and misses only differences below this rounding (a relative one, below 1%).
+- Up to 16,384 distinct texts are counted exactly. Texts that are rare in both samples count as one, and so do texts of
+  more than 200 characters. With more distinct texts, or if all are rare, the lengths of texts are compared.
+- Times are compared like numbers, vectors by their norms, lists by their lengths.
+- Missing values (null, NaN) and infinite ones are compared by how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.pvalue import AsDict, AsSingleton
+
+from luminosity._shared.text import list_some
+from luminosity.drift.contract import Comparison, DriftTest
+from luminosity.drift.result import Details, DriftResult, Progress
+from luminosity.drift.transforms.files import ReadFiles
+from luminosity.errors import DriftError
+from luminosity.evaluation.columns import codes_of, column_of, plain_value, row_as_dict
+from luminosity.evaluation.description.changes import column_parts
+from luminosity.evaluation.description.describe_table import (
+    DescriptionState,
+    SummariseFn,
+    combined,
+    describe_states,
+    state_of,
+)
+from luminosity.evaluation.report.description_page import column_section
+from luminosity.report_page.document import section, table
+from luminosity.report_page.markup import MISSING, Markup, plain
+
+__all__ = [
+    "ColumnComparison",
+    "ColumnDrift",
+    "ColumnResult",
+    "ColumnTest",
+    "ColumnTestResult",
+    "column_test",
+    "rows_by_key",
+]
+
+_SHOWN = 3  # columns in the line of a verdict
+_DRAWN = 10  # columns that drifted whose charts a report shows
+_FEWEST_ROWS = 2
+
+
+@dataclass(frozen=True)
+class ColumnResult:
+    """The test of one column.
+
+    ``distance`` lies between 0 (equal) and 1 (nothing in common): the statistic of Kolmogorov and Smirnov, or the total
+    variation of categories. ``p_value`` is that of this column alone, ``adjusted`` accounts for all columns (Holm's
+    method): compare it with the level. A column that only one sample has, or that has another type, has a p-value of 0;
+    one that can't be compared has an empty ``method`` and a p-value of 1.
+    """
+
+    name: str
+    kind: str
+    method: str
+    statistic: float
+    distance: float
+    p_value: float
+    adjusted: float
+    said: str
+
+
+@dataclass(frozen=True)
+class ColumnTestResult(DriftResult):
+    """The result of the test of all columns.
+
+    ``p_value`` is the smallest adjusted one of ``columns``, which are ordered by it: it is as low as ``level`` in that
+    share of tests if no column has drifted, however many columns there are.
+    """
+
+    test: ClassVar[str] = "columns"
+    effect_name: ClassVar[str] = "distance"
+    libraries: ClassVar[tuple[str, ...]] = ("pyarrow",)
+
+    columns: tuple[ColumnResult, ...]
+    p_value: float
+    level: float
+    reference_rows: int
+    current_rows: int
+    smallest_p_value: float = 0.0
+
+    @property
+    def drifted(self) -> list[str]:
+        """The names of the columns that drifted, the smallest p-value first."""
+        return [each.name for each in self.columns if each.adjusted <= self.level]
+
+    @property
+    def effect(self) -> float:
+        """The largest distance of the columns that drifted; if none did, that of the smallest p-value."""
+        chosen = [each for each in self.columns if each.adjusted <= self.level] or self.columns[:1]
+        return max((each.distance for each in chosen), default=math.nan)
+
+    @property
+    def statistic(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # computed, not stored
+        """The same as ``effect``: columns have different statistics."""
+        return self.effect
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether columns were compared."""
+        return bool(self.columns)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        found = asdict(self)
+        for each in found["columns"]:
+            each["statistic"] = each["statistic"] if math.isfinite(each["statistic"]) else None
+        effect = self.effect if math.isfinite(self.effect) else None
+        own = {"drift": self.drift, "verdict": self.verdict, "test": self.test, "drifted": self.drifted}
+        return {**own, "effect": effect, **found}
+
+    def figures(self) -> str:
+        """Return the p-value, and the columns that drifted with their distances."""
+        shown = {each.name: f"{each.name} ({each.distance:.3g})" for each in self.columns}
+        drifted = [shown[name] for name in self.drifted]
+        tested = sum(bool(each.method) for each in self.columns)
+        if drifted:
+            listed = list_some(drifted, _SHOWN)
+            return f"p = {self.p_value:.4g}, {len(drifted)} of {len(self.columns)} columns drifted: {listed}"
+        nearest = f", the nearest to it is {next(iter(shown.values()))}" if shown else ""
+        return f"p = {self.p_value:.4g}, none of {tested} columns drifted{nearest}"
+
+    def sections(self) -> list[Markup]:
+        """Return the table of columns."""
+        heads = ("column", "kind", "test", "distance", "p-value", "adjusted", "change")
+        rows = [
+            (
+                each.name + (" ◆" if each.adjusted <= self.level else ""),
+                each.kind,
+                each.method or MISSING,
+                plain(each.distance),
+                plain(each.p_value),
+                plain(each.adjusted),
+                each.said,
+            )
+            for each in self.columns
+        ]
+        said = (
+            "Each column has its own test. The distance lies between 0 (equal) and 1 (nothing in common). The adjusted "
+            f"p-value accounts for all columns (Holm's method): those at or below {plain(self.level)} drifted, and "
+            "have a diamond. With many rows, small distances are significant."
+        )
+        return [section("Each column", said, table(heads, rows, ("distance", "p-value", "adjusted")))]
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnComparison(Comparison[ColumnTestResult]):
+    """Two summarised tables and the result of their test."""
+
+    reference: DescriptionState
+    current: DescriptionState
+    result: ColumnTestResult
+
+    def settings(self) -> dict[str, Any]:
+        """Return how many rows were read. None are skipped: missing values are compared, too."""
+        return {"rows_read": [self.reference.rows, self.current.rows], "rows_skipped": [0, 0]}
+
+    def sections(
+        self, details: tuple[Details, Details] | None, progress: Progress | None
+    ) -> tuple[Sequence[Markup], str]:
+        """Draw the columns that drifted beside those of the reference."""
+        described = describe_states(self.current, self.reference)
+        names = [name for name in self.result.drifted if name in described.columns][:_DRAWN]
+        drawn = [column_section(described, described.columns[name]) for name in names]
+        return drawn, "values of the data, such as the most frequent" if drawn else ""
+
+
+@dataclass(frozen=True)
+class ColumnDrift(DriftTest):
+    """The test of each column of a table; ``columns`` are those to compare, by default all."""
+
+    name: ClassVar[str] = "columns"
+    reads: ClassVar[Literal["rows", "columns"]] = "columns"
+    effect_name: ClassVar[str] = ColumnTestResult.effect_name
+    largest_effect: ClassVar[float] = 1.0
+
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], level: float) -> ColumnDrift:
+        """Return the test, which has no options."""
+        return cls()
+
+    def compare(
+        self,
+        reference: Any,
+        current: Any,
+        *,
+        level: float,
+        seed: int,
+        names: tuple[str, str] = ("the reference", "the current sample"),
+        progress: Progress | None = None,
+    ) -> ColumnComparison:
+        """Compare two tables, or their ``DescriptionState``. There is nothing random: ``seed`` has no effect."""
+        sides = [self._state(each) for each in (reference, current)]
+        for side, name in zip(sides, names, strict=True):
+            if side.rows < _FEWEST_ROWS:
+                raise DriftError(f"{name} has {side.rows} rows, expected at least {_FEWEST_ROWS}")
+        return ColumnComparison(sides[0], sides[1], _result(sides[0], sides[1], level))
+
+    def untested(self, reference_rows: int, current_rows: int, *, level: float, seed: int) -> ColumnTestResult:
+        """Return the result of a key that can't be compared."""
+        p_value = 1.0 if bool(reference_rows) == bool(current_rows) else 0.0
+        return ColumnTestResult((), p_value, level, reference_rows, current_rows, p_value)
+
+    def transform(self, reference: Any, *, level: float = 0.05, seed: int = 0, **columns: Any) -> ColumnTest:
+        """Return ``ColumnTest``."""
+        columns.setdefault("column", self.columns)
+        return ColumnTest(reference, level=level, **columns)
+
+    def rows_of(self, sample: Any) -> int:
+        """Return the number of rows of a table or its summary."""
+        return self._state(sample).rows
+
+    def _state(self, sample: Any) -> DescriptionState:
+        if not isinstance(sample, DescriptionState):
+            if isinstance(sample, np.ndarray):
+                sample = {str(at): column for at, column in enumerate(np.atleast_2d(sample.T))}
+            sample = state_of(sample, self.columns)
+        sample.flush()
+        return sample
+
+
+def column_test(reference: Any, current: Any, columns: Sequence[str] | None = None, *, level: float = 0.05) -> Any:
+    """Test for each column of a table whether it has drifted.
+
+    Tables are ``pyarrow.Table``, record batches, iterables of record batches or rows, dictionaries of columns, or
+    matrices. The result is a ``ColumnTestResult``.
+
+    >>> random = np.random.default_rng(0)
+    >>> january = {"age": random.normal(40, 9, 500), "plan": random.choice(["free", "paid"], 500)}
+    >>> february = {"age": random.normal(40, 9, 500), "plan": random.choice(["free", "paid"], 500, p=[0.3, 0.7])}
+    >>> found = column_test(january, february)
+    >>> found.drift, found.drifted
+    (True, ['plan'])
+    """
+    test = ColumnDrift(None if columns is None else tuple(columns))
+    return test.compare(reference, current, level=level, seed=0).result
+
+
+def _result(reference: DescriptionState, current: DescriptionState, level: float) -> ColumnTestResult:
+    rows = reference.rows, current.rows
+    names = [*reference.summaries, *(name for name in current.summaries if name not in reference.summaries)]
+    found = [_column(name, reference, current, rows) for name in names]
+    tested = sorted((each for each in found if each.method), key=lambda each: each.p_value)
+    adjusted: dict[str, float] = {}
+    so_far = 0.0
+    for rank, each in enumerate(tested):
+        so_far = max(so_far, min(1.0, (len(tested) - rank) * each.p_value))
+        adjusted[each.name] = so_far
+    columns = sorted(
+        (replace(each, adjusted=adjusted.get(each.name, each.p_value)) for each in found),
+        key=lambda each: (each.adjusted, each.p_value, -each.distance, each.name),
+    )
+    p_value = min((each.adjusted for each in columns), default=1.0)
+    return ColumnTestResult(tuple(columns), p_value, level, *rows, _smallest(rows, len(tested)))
+
+
+def _column(name: str, reference: DescriptionState, current: DescriptionState, rows: tuple[int, int]) -> ColumnResult:
+    """Compare a column. Several aspects of it share its p-value by Bonferroni's method."""
+    sides = reference.summaries.get(name), current.summaries.get(name)
+    parts = column_parts(*sides, rows)
+    kind = next((side.kind for side in reversed(sides) if side is not None and side.kind is not None), "nulls")
+    tested = [part for part in parts if part.p_value is not None]
+    if not tested:
+        part = parts[0]
+        return ColumnResult(name, kind, "", math.nan, part.distance, 1.0 - part.distance, 1.0, part.said)
+    part = min(tested, key=lambda each: (each.p_value, -each.distance))
+    p_value = min(1.0, len(tested) * (part.p_value or 0.0))
+    return ColumnResult(name, kind, part.method, part.statistic, part.distance, p_value, 1.0, part.said)
+
+
+def _smallest(rows: tuple[int, int], tests: int) -> float:
+    """Return the p-value of samples that have nothing in common: two orders of the rows are as far apart."""
+    orders = math.lgamma(sum(rows) + 1) - math.lgamma(rows[0] + 1) - math.lgamma(rows[1] + 1)
+    return min(1.0, tests * 2 * math.exp(-orders))
+
+
+class ColumnTest(beam.PTransform[Any, Any]):
+    """Tests for each column of a table whether it has drifted from a reference, in one pass and bounded memory.
+
+    Returns one ``ColumnTestResult``, or ``(key, ColumnTestResult)`` pairs. A key that only one sample has is drift,
+    too: its ``verdict`` is ``"gone"`` or ``"new"``.
+
+    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
+    ...     rows = pipeline | beam.Create([{"age": age} for age in range(50, 100)])
+    ...     _ = rows | ColumnTest({"age": range(50)}) | beam.Map(lambda result: print(result.drift, result.drifted))
+    True ['age']
+
+    Elements are record batches, or rows: dicts, Beam Rows, NamedTuples or dataclasses. The result is that of
+    ``column_test``, however the rows are distributed over bundles and workers. With windows, there is one result for
+    each window, all against one reference.
+
+    Args:
+        reference: a PCollection of the same kind; a path of Parquet files, which may have ``*`` in it; or a table in
+            memory, which is summarised when the pipeline is built.
+        column: the columns to compare; by default all.
+        by: the column with keys; there is one result for each key of either sample. The summaries of all keys of the
+            reference must fit into a worker's memory: at most some megabytes for each column and key.
+        level: the false-alarm rate of all columns together.
+    """
+
+    def __init__(
+        self, reference: Any, *, column: str | Sequence[str] | None = None, by: str | None = None, level: float = 0.05
+    ) -> None:
+        super().__init__()
+        if not 0 < level < 1:
+            raise DriftError(f"found level={level}, expected a number between 0 and 1, such as 0.05")
+        self._columns = None if column is None else (column,) if isinstance(column, str) else tuple(column)
+        self._by = by
+        self._level = level
+        is_lazy = isinstance(reference, (beam.PCollection, str, os.PathLike))
+        self._reference = reference if is_lazy else self._in_memory(reference)
+
+    def expand(self, input_or_inputs: Any) -> Any:
+        """Summarise both tables, and compare their columns."""
+        reference = self._reference
+        if isinstance(reference, (str, os.PathLike)):
+            named = None if self._columns is None else [*self._columns, *([self._by] if self._by else [])]
+            reference = input_or_inputs.pipeline | "ReadReference" >> ReadFiles(os.fspath(reference), named)
+        if self._by is None:
+            if isinstance(reference, beam.PCollection):
+                states = combined(reference, "SummariseReference", SummariseFn(self._columns), DescriptionState)
+                reference = AsSingleton(states, default_value=DescriptionState(self._columns))
+            current = combined(input_or_inputs, "Summarise", SummariseFn(self._columns), DescriptionState)
+            test = beam.Map(_compared, reference, self._level).with_output_types(ColumnTestResult)
+            return current | "Compare" >> test
+        if isinstance(reference, beam.PCollection):
+            reference = AsDict(self._keyed(reference, "Reference"))
+        kind = tuple[Any, ColumnTestResult]
+        current = self._keyed(input_or_inputs, "")
+        found = current | "Compare" >> beam.Map(_compared_key, reference, self._level).with_output_types(kind)
+        keys = current | "Keys" >> beam.Keys() | "AllKeys" >> beam.CombineGlobally(_KeysFn()).without_defaults()
+        gone = keys | "Gone" >> beam.FlatMap(_gone, reference, self._level).with_output_types(kind)
+        return (found, gone) | "EachKey" >> beam.Flatten()
+
+    def _keyed(self, rows: Any, name: str) -> Any:
+        keyed = rows | f"By{name}" >> beam.FlatMap(rows_by_key, self._by, self._columns)
+        return keyed | f"Summarise{name}" >> beam.CombinePerKey(SummariseFn(self._columns))
+
+    def _in_memory(self, reference: Any) -> Any:
+        if self._by is None:
+            return state_of(reference, self._columns)
+        states: dict[Any, DescriptionState] = {}
+        whole = reference if isinstance(reference, pa.Table) else pa.table(reference)
+        for batch in whole.to_batches():
+            for key, rows in rows_by_key(batch, self._by, self._columns):
+                states.setdefault(key, DescriptionState(self._columns)).add(rows)
+        return states
+
+
+class _KeysFn(beam.CombineFn):
+    def create_accumulator(self) -> set[Any]:  # type: ignore[override]
+        return set()
+
+    def add_input(self, mutable_accumulator: set[Any], element: Any) -> set[Any]:  # type: ignore[override]
+        mutable_accumulator.add(element)
+        return mutable_accumulator
+
+    def merge_accumulators(self, accumulators: Any) -> set[Any]:  # type: ignore[override]
+        return set().union(*accumulators)
+
+    def extract_output(self, accumulator: set[Any]) -> Any:  # type: ignore[override]
+        return accumulator
+
+
+def rows_by_key(element: Any, by: str, columns: Sequence[str] | None) -> Iterator[tuple[Any, Any]]:
+    """Yield the rows of each key, without the column of keys unless it is compared."""
+    if not isinstance(element, pa.RecordBatch):
+        row = row_as_dict(element)
+        if by not in row:
+            raise DriftError(f"found a row without {by!r}, expected the column of keys in every row")
+        yield plain_value(row[by]), {name: value for name, value in row.items() if name != by or by in (columns or ())}
+        return
+    codes, values = codes_of(column_of(element, by), by)
+    rest = element if by in (columns or ()) else element.drop_columns([by])
+    order = np.argsort(codes, kind="stable")
+    found, starts = np.unique(codes[order], return_index=True)
+    for code, places in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
+        yield values[code], rest.take(pa.array(places))
+
+
+def _compared(current: DescriptionState, reference: DescriptionState, level: float) -> ColumnTestResult:
+    return ColumnDrift().compare(reference, current, level=level, seed=0).result
+
+
+def _compared_key(
+    element: tuple[Any, DescriptionState], reference: Mapping[Any, DescriptionState], level: float
+) -> tuple[Any, ColumnTestResult]:
+    key, current = element
+    test, before = ColumnDrift(), reference.get(key)
+    counts = 0 if before is None else test.rows_of(before), test.rows_of(current)
+    if before is None or min(counts) < _FEWEST_ROWS:
+        return key, test.untested(*counts, level=level, seed=0)
+    return key, test.compare(before, current, level=level, seed=0).result
+
+
+def _gone(
+    keys: set[Any], reference: Mapping[Any, DescriptionState], level: float
+) -> Iterator[tuple[Any, ColumnTestResult]]:
+    test = ColumnDrift()
+    for key, state in reference.items():
+        if key not in keys:
+            yield key, test.untested(test.rows_of(state), 0, level=level, seed=0)
