@@ -163,7 +163,7 @@ def test_a_failed_report_leaves_the_old_one_and_no_history(
         raise KeyboardInterrupt
 
     Path("drift.html").write_text("of yesterday")
-    monkeypatch.setattr("luminosity.drift.compare.page", interrupted)
+    monkeypatch.setattr("luminosity.drift.contract.page", interrupted)
     options = ["--report=drift.html", "--history=drift.sqlite"]
     assert main(["drift", "old.npy", "new.npy", *options]) == 130
     assert Path("drift.html").read_text() == "of yesterday"
@@ -492,3 +492,38 @@ def test_ctrl_c_ends_the_command() -> None:
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=120)
     assert (process.returncode, out, errors) == (130, "", "lum drift: interrupted\n")
+
+
+def _people(count: int, paid: float, seed: int) -> pa.Table:
+    random = np.random.default_rng(seed)
+    plans = random.choice(["free", "paid"], count, p=[1 - paid, paid])
+    return pa.table({"age": random.normal(40, 9, count), "plan": plans, "land": ["de", "fr"] * (count // 2)})
+
+
+def test_each_column_of_a_table_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, paid, seed in (("january", 0.3, 1), ("same", 0.3, 2), ("february", 0.6, 3)):
+        pq.write_table(_people(400, paid, seed), f"{name}.parquet")
+    columns = ["--test", "columns"]
+    assert main(["drift", "january.parquet", "same.parquet", *columns]) == 0
+    assert re.match(r"no drift: p = \S+, none of 3 columns drifted, the nearest to it is ", capsys.readouterr().out)
+    arguments = [*columns, "--history=h.sqlite", "--report=r.html", "--json"]
+    assert main(["drift", "january.parquet", "february.parquet", *arguments]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["drifted"], found["settings"]["test"]) == ("drift", ["plan"], "columns")
+    assert found["settings"]["rows_read"] == [400, 400]
+    (row,) = DriftHistory("h.sqlite").last(str(tmp_path / "january.parquet"), kernel="columns")
+    assert (row.test, row.size, row.size_name) == ("columns", found["effect"], "distance")
+    page = Path("r.html").read_text()
+    assert "Each column" in page
+    assert "plan ◆" in page
+    assert main(["drift", "january.parquet", "february.parquet", *columns, "--by=land", "--report=k.html"]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("drift: 2 of 2 values of land drifted · 400 rows against 400 · ")
+    assert "  de  drift: p = " in out
+    assert "land: de" in Path("k.html").read_text()
+    assert main(["drift", "old.npy", "new.npy", *columns]) == 3
+    assert "of 8 columns drifted" in capsys.readouterr().out
+    for option in ("--rows=10", "--skip-missing", "--kernel=rbf", "--permutations=200"):
+        assert main(["drift", "old.npy", "new.npy", *columns, option]) == 1
+        said = f"found {option.partition('=')[0]}, which the test 'columns' does not have"
+        assert said in capsys.readouterr().err

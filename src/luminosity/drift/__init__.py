@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.by_key import KeyedComparison, compare_keys
-    from luminosity.drift.column_test import ColumnResult, ColumnTest, ColumnTestResult, column_test
+    from luminosity.drift.columns import ColumnResult, ColumnTest, ColumnTestResult, column_test
     from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.contract import Comparison, DriftTest
     from luminosity.drift.history import DriftHistory, PastTest
@@ -99,7 +99,7 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "aggregate": ["Aggregate"],
     "by_key": ["KeyedComparison", "compare_keys"],
-    "column_test": ["ColumnResult", "ColumnTest", "ColumnTestResult", "column_test"],
+    "columns": ["ColumnResult", "ColumnTest", "ColumnTestResult", "column_test"],
     "compare": ["SampleComparison", "compare_samples"],
     "contract": ["Comparison", "DriftTest"],
     "history": ["DriftHistory", "PastTest"],

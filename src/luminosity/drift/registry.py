@@ -26,7 +26,7 @@ def _mmd() -> type[DriftTest]:
 
 
 def _columns() -> type[DriftTest]:
-    from luminosity.drift.column_test import ColumnDrift
+    from luminosity.drift.columns import ColumnDrift
 
     return ColumnDrift
 

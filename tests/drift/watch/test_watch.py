@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -309,3 +311,42 @@ def test_the_command_makes_rounds_over_new_files(
     assert code == 1
     assert "day3.npy" in said
     assert lum("--silence", "*")[0] == 2
+
+
+def test_a_watch_tests_columns(tmp_path: Path) -> None:
+    """The test is named in the configuration, min_effect goes with it, and options of another test are refused."""
+    text = 'history = "h.sqlite"\nlevel = 0.05\ntest = "columns"\n'
+    watch = '[[watch]]\nname = "w"\nreference = "r.parquet"\ncurrent = "c.parquet"\n'
+    (tmp_path / "w.toml").write_text(f"{text}min_effect = 0.2\n{watch}")
+    random = np.random.default_rng(0)
+
+    def look(shift: float, hour: int) -> list[tuple[str, str, str]]:
+        def read(_: Any, files: Any, seed: int) -> dict[None, Any]:
+            is_reference = files[0].endswith("r.parquet")
+            return {None: {"age": random.normal(0 if is_reference else shift, 1, 300), "same": [1] * 300}}
+
+        config = read_config(str(tmp_path / "w.toml"))
+        found = Watcher(config, read).look(_NOW + timedelta(hours=hour))
+        assert found.failures == {}
+        return [(alert.kind, alert.effect_name, alert.message.partition(",")[0]) for alert in found.alerts]
+
+    assert look(0.25, 0) == [], "a small difference does not matter"
+    assert [each[:2] for each in look(1, 1)] == [("drift", "distance")]
+    assert [each[:2] for each in look(0, 2)] == [("resolved", "distance")]
+    rows = DriftHistory(str(tmp_path / "h.sqlite")).last(str(tmp_path / "r.parquet"))
+    assert [row.verdict for row in rows] == ["drift too small to matter", "drift", "no drift"]
+    assert [row.report is not None for row in rows] == [False, True, False]
+    (series,) = drift_data([str(tmp_path / "h.sqlite")])["histories"]
+    assert [(row["test"], row["effect_name"], row["mmd2"]) for row in series["rows"]] == [
+        ("columns", "distance", None)
+    ] * 3
+    for line, said in (
+        ("min_mmd2 = 0.1", "found min_mmd2 beside test = 'columns', expected min_effect; use min_effect"),
+        ("bandwidth = 2", "found bandwidth, which the test 'columns' does not have; remove bandwidth"),
+        ("rows = 10", "found rows, but the test 'columns' reads all rows"),
+        ('floor = "f.parquet"', "found floor, which the test 'columns' does not have"),
+        ('test = "colums"', "found no drift test 'colums', expected one of mmd, columns"),
+    ):
+        (tmp_path / "w.toml").write_text(f"{text}{watch}{line}\n")
+        with pytest.raises(DriftError, match=re.escape(said)):
+            read_config(str(tmp_path / "w.toml"))

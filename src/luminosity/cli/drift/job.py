@@ -150,7 +150,7 @@ def _test(parsed: argparse.Namespace) -> DriftTest:
                 f"{name.upper()} is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set"
             )
     kind = drift_test(parsed.test)
-    given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) not in (None, False, ())}
+    given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) is not None and value is not False}
     of_test = {name: value for name, value in given.items() if kind.reads != "rows" or name not in _OF_ROWS}
     check_options(kind, of_test, lambda name: f"--{name.replace('_', '-')}")
     found = kind.from_options(of_test, parsed.level)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.array_source import ArraySource, has_only_arrays
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.drift.column_test import rows_by_key
+from luminosity.drift.columns import rows_by_key
 from luminosity.drift.samples import RowSampler, SampledRows
 from luminosity.errors import DriftError, Fix, OptionError, TableError
 from luminosity.evaluation.description.describe_table import DescriptionState

@@ -100,9 +100,9 @@ def _of_counts(reference: ColumnSummary, current: ColumnSummary) -> ColumnPart |
     Rare values count as one, and so do long texts, which are not counted one by one. Which values are rare depends on
     both samples together: it does not tell them apart, and the test keeps its level.
     """
-    if reference.top.error or current.top.error:
-        return None
     sides = [side.top.counts for side in (reference, current)]
+    if reference.top.error or current.top.error:  # known once the counts are
+        return None
     values: list[Any] = sorted({*sides[0], *sides[1]}, key=str)
     long = [summary.count - sum(side.values()) for summary, side in zip((reference, current), sides, strict=True)]
     counts = np.array([[side.get(value, 0) for value in values] for side in sides], dtype=np.float64)

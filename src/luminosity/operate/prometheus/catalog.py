@@ -133,6 +133,7 @@ _METRICS = (
     _gauge("drift_p_value", _DRIFT, "The p-value of the newest test"),
     _gauge("drift_level", _DRIFT, "The false-alarm rate of the newest test: a p-value at or below it is drift"),
     _gauge("drift_mmd2", _DRIFT, "The squared MMD of the newest test: how different the data is"),
+    _gauge("drift_effect", _DRIFT, "How different the newest test found the data, in the unit of its test"),
     _gauge("drift_detected", _DRIFT, "1 if the newest test found drift"),
     _gauge("drift_rows", _DRIFT, "Rows of new data in the newest test"),
     _gauge("drift_last_test_timestamp_seconds", _DRIFT, "When the newest test was made"),

@@ -127,6 +127,7 @@ def drift_samples(tests: Iterable[PastTest]) -> Iterator[Sample]:
             yield _sample("drift_p_value", labels, test.p_value)
             yield _sample("drift_level", labels, test.level)
         yield from _known("drift_mmd2", labels, None if math.isnan(test.mmd2) else test.mmd2)
+        yield from _known("drift_effect", labels, None if math.isnan(test.size) else test.size)
         yield _sample("drift_detected", labels, test.drift)
         yield _sample("drift_rows", labels, test.current_rows)
         yield _sample("drift_last_test_timestamp_seconds", labels, datetime.fromisoformat(test.time).timestamp())

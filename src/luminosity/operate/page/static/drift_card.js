@@ -14,6 +14,7 @@ const REPORT = /^\/api\/drift\/report\?/; // the only addresses that a point may
 const STATES = { drift: ["failed", "drift"], missing: ["lost", "no recent test"], ok: ["done", "no drift"] };
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const size = (row) => row.effect ?? row.mmd2; // whatever the test is
 const effect = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
 export class DriftCard {
@@ -35,7 +36,7 @@ export class DriftCard {
   say(row) {
     if (!row) return setText(this.readout, "no test yet");
     const window = row.window ? `, rows from ${moment(Date.parse(row.window[0]) / 1000)} to ${moment(Date.parse(row.window[1]) / 1000)}` : "";
-    const figures = [isNumber(row.p_value) && `p = ${probability(row.p_value)}`, isNumber(row.level) && `level ${probability(row.level)}`, isNumber(row.mmd2) && `MMD² ${effect(row.mmd2)}`].filter(Boolean).join(", ");
+    const figures = [isNumber(row.p_value) && `p = ${probability(row.p_value)}`, isNumber(row.level) && `level ${probability(row.level)}`, isNumber(size(row)) && `${row.effect_name ?? "MMD²"} ${effect(size(row))}`].filter(Boolean).join(", ");
     setText(this.readout, `${moment(row.at)}: ${row.verdict || (row.is_drift ? "drift" : "no drift")}${figures ? `, ${figures}` : ""}${window}`);
   }
 
@@ -46,7 +47,7 @@ export class DriftCard {
     const room = (last - first) * 0.03 || 1800;
     const x = linear(first - room, last + room, LEFT, width - RIGHT);
     const tested = this.rows.filter((row) => isNumber(row.p_value));
-    const sized = this.rows.filter((row) => isNumber(row.mmd2));
+    const sized = this.rows.filter((row) => isNumber(size(row)));
     const isLast = sized.length === 0;
     replaceAll(this.body, tested.length ? this.#pValues(tested, x, isLast) : null, sized.length ? this.#effects(sized, x) : null);
   }
@@ -67,15 +68,15 @@ export class DriftCard {
   }
 
   #effects(rows, x) {
-    const values = rows.flatMap((row) => [row.mmd2, isNumber(row.floor_mmd2) ? row.floor_mmd2 : 0]);
+    const values = rows.flatMap((row) => [size(row), isNumber(row.floor_mmd2) ? row.floor_mmd2 : 0]);
     const height = HEIGHTS.effect + 18;
     const bottom = height - 26;
     const top = roundUp(Math.max(...values, 1e-12), 3);
     const low = Math.min(0, ...values);
     const y = linear(low, top, bottom, TOP);
     const grid = ticks(low, top, 3).map((value) => [value, effect(value)]);
-    return this.#chart("effect, MMD²", "how far apart", height, rows, x, y, grid, {
-      value: (row) => row.mmd2, bound: (row) => row.floor_mmd2, boundName: "floor", bottom, isLast: true,
+    return this.#chart(`effect, ${rows.at(-1).effect_name ?? "MMD²"}`, "how far apart", height, rows, x, y, grid, {
+      value: size, bound: (row) => row.floor_mmd2, boundName: "floor", bottom, isLast: true,
     });
   }
 
