@@ -9,16 +9,18 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
-from scipy import stats
+from scipy import stats as scipy_stats
 
 from luminosity.drift import ColumnTest, column_test
 from luminosity.errors import DriftError
 from luminosity.evaluation.description.changes import chi_squared_p_value, fisher_p_value, ks_p_value
 
+stats: Any = scipy_stats  # its results are named tuples that type checkers do not know
 _RANDOM = np.random.default_rng(0)
 
 
@@ -133,7 +135,7 @@ def test_a_pipeline_gives_the_result_of_the_function_for_each_key_and_window(tmp
     expected = column_test(before, now)
 
     def one(land: str) -> Any:
-        sides = [table.filter(pa.compute.field("land") == land).select(["age"]) for table in (before, now)]
+        sides = [table.filter(pc.field("land") == land).select(["age"]) for table in (before, now)]
         return column_test(*sides).as_dict()
 
     def check(found: list[Any]) -> None:
