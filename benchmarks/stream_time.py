@@ -31,8 +31,8 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes
+from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import Codecs, TimerRecord
 from luminosity.engine.plan.planner import plan
@@ -71,7 +71,16 @@ def _stage() -> StageRun:
     graph = plan(pipeline.to_runner_api(default_environment=environment))
     (stateful,) = [stage for stage in graph.stages if stage.is_stateful]
     pool: Any = SimpleNamespace(plan=SimpleNamespace(workers=2, slots=1))
-    return StageRun(stateful, pool, 1, Codecs(graph), BlockStore("", Ledger(None, 1 << 30, 1)), 1 << 20)
+    return StageRun(
+        stateful,
+        pool,
+        1,
+        Codecs(graph),
+        BlockStore("", Ledger(None, 1 << 30, 1)),
+        1 << 20,
+        ManualClock(),
+        has_test_stream=False,
+    )
 
 
 def _timer(number: int) -> TimerRecord:

@@ -14,7 +14,6 @@ from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
 
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.clock import Clock, ManualClock, WallClock
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.sides.complete_side_input import SideInputData
@@ -24,6 +23,7 @@ from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.data.world import THIS_MACHINE, Clock, ManualClock, World
 from luminosity.engine.debugging.saving import Saver
 from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.fnapi.connection import WorkerServer
@@ -64,7 +64,11 @@ class _Data:
     state: StateStore
     spill_folder: str
     queue_limit: int  # bytes that may wait in one queue
-    clock: Clock
+    world: World
+
+    @property
+    def clock(self) -> Clock:
+        return self.world.clock
 
 
 def assemble(
@@ -76,14 +80,17 @@ def assemble(
     prints: dict[str, str],
     checkpoint: Checkpoint | None = None,
     session: Session | None = None,
+    world: World = THIS_MACHINE,
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
     ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers run on the
-    nodes of the cluster that it is connected to.
+    nodes of the cluster that it is connected to. ``world`` is another than this machine in a simulation.
     """
     config = _without_cached_arguments(graph, config)
-    pools = _pools(graph, assignments)
+    if graph.test_streams:
+        world = replace(world, clock=ManualClock(world.clock))
+    pools = _pools(graph, assignments, world.clock)
     running = list(pools.values())
     ledger = Ledger(folders.quota, config.memory_budget, sum(p.plan.workers + p.plan.borrowed for p in running))
     data = _Data(
@@ -93,7 +100,7 @@ def assemble(
         StateStore(folders.spill, ledger),
         folders.spill,
         queue_limit(ledger.limit, len(graph.buffers)),
-        ManualClock() if graph.test_streams else WallClock(),
+        world,
     )
     stages = _stages(data, assignments, pools)
     spill_policy = SpillPolicy(data.blocks, data.state, stages)
@@ -105,7 +112,9 @@ def assemble(
     test_streams = _test_streams(data, buffers)
     hook = None
     if checkpoint is not None:
-        hook = checkpoint.attach(config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check)
+        hook = checkpoint.attach(
+            config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world
+        )
     main_classes.save(folders.main_classes)
     failures = _failures(data, config, buffers, folders)
     if not config.debug:
@@ -130,7 +139,7 @@ def assemble(
         metrics=metrics,
         failures=failures,
         prints=prints,
-        clock=data.clock,
+        world=world,
         test_streams=test_streams,
         queue_limit=data.queue_limit,
         checkpoint=hook,
@@ -149,13 +158,13 @@ def _without_cached_arguments(graph: Graph, config: EngineConfig) -> EngineConfi
     return replace(config, worker_options={**config.worker_options, "experiments": experiments})
 
 
-def _pools(graph: Graph, assignments: dict[str, Assignment]) -> dict[int, PoolRun]:
+def _pools(graph: Graph, assignments: dict[str, Assignment], clock: Clock) -> dict[int, PoolRun]:
     """Return the pools of a plan by the id of their object."""
     pools: dict[int, PoolRun] = {}
     writers = 0
     for assignment in assignments.values():
         if id(assignment.pool) not in pools:
-            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers)
+            pools[id(assignment.pool)] = PoolRun(assignment.pool, first_writer=writers, clock=clock)
             writers += assignment.pool.workers + assignment.pool.borrowed
     for stage in graph.stages:
         pools[id(assignments[stage.id].pool)].is_stream |= stage.has_endless_input
@@ -174,6 +183,7 @@ def _stages(data: _Data, assignments: dict[str, Assignment], pools: dict[int, Po
             data.codecs,
             data.blocks,
             data.queue_limit,
+            data.clock,
             has_test_stream=bool(data.graph.test_streams),
         )
         for stage in data.graph.stages
@@ -191,7 +201,7 @@ def _buffers(data: _Data, spill_policy: SpillPolicy, *, is_durable: bool) -> dic
         elif buffer.kind is BufferKind.GROUP:
             grouping = Grouping(*_coding(data, buffer), data.state, data.blocks, data.spill_folder)
             spill_policy.groupings.append(grouping)
-        buffers[buffer.id] = BufferRun(grouping, data.queue_limit, spill_policy, live, buffer.step)
+        buffers[buffer.id] = BufferRun(grouping, data.queue_limit, spill_policy, data.clock, live, buffer.step)
         if is_durable and buffer.is_stable:
             buffers[buffer.id].stable = StableInput()
     return buffers
@@ -262,7 +272,7 @@ def _test_streams(data: _Data, buffers: dict[bytes, BufferRun]) -> TestStreams |
     if not data.graph.test_streams:
         return None
     assert isinstance(data.clock, ManualClock)
-    streams = TestStreams(data.graph.test_streams, data.codecs, data.blocks, data.clock)
+    streams = TestStreams(data.graph.test_streams, data.codecs, data.blocks, data.clock, data.world.start_thread)
     for buffer_id, buffer in buffers.items():
         streams.connect(buffer_id, buffer.deliver, buffer.set_source_watermark)
     return streams

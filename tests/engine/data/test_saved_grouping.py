@@ -25,6 +25,7 @@ from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.plan.codecs import Codecs
@@ -81,7 +82,7 @@ class _Bench:
         self.blocks = BlockStore(str(folder), self.ledger)
         self._state = _State(str(folder), self.ledger)
         self.grouping = Grouping(of.written, of.read, of.windowing, self._state, self.blocks, str(folder))
-        self.buffer = BufferRun(self.grouping, 1 << 20, SpillPolicy(self.blocks, self._state, []))
+        self.buffer = BufferRun(self.grouping, 1 << 20, SpillPolicy(self.blocks, self._state, []), WallClock())
         self._is_saved = is_saved
         if is_saved:
             self.buffer.track()

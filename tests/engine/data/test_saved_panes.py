@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.panes import pane_values
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
@@ -83,7 +83,7 @@ class _Bench:
         self.clock = ManualClock()
         state = StateStore(str(folder), self.ledger)
         self.live = LiveGrouping(_PLAN.written, _PLAN.read, windowing, state, self.blocks, self.clock, str(folder))
-        self.buffer = BufferRun(None, 1 << 20, SpillPolicy(self.blocks, state, []), self.live)
+        self.buffer = BufferRun(None, 1 << 20, SpillPolicy(self.blocks, state, []), self.clock, self.live)
         self.live.may_refer_to_state = False  # all values are in the blocks
         self.buffer.set_source_watermark(MIN)
         reader = SimpleNamespace(is_ready=False, add=lambda read_id, block: self._fired.append(block))

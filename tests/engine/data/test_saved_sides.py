@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.panes import pane_values
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.sides.side_gate import Side, SideGate
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.plan.codecs import Codecs
@@ -87,7 +87,7 @@ class _Bench:
         self.map = default_window_mapping_fn(windowing.windowfn)
         sides = [Side(self.live, self._plan.side, self.map)]
         self.gate = SideGate(sides, {self._plan.read_id: self._plan.main}, self.blocks)
-        self.buffer = BufferRun(None, 1, SpillPolicy(self.blocks, StateStore(str(folder), self.ledger), []))
+        self.buffer = BufferRun(None, 1, SpillPolicy(self.blocks, StateStore(str(folder), self.ledger), []), self.clock)
         self.buffer.live_side_input = self.live
         self.watermark = -100 * _S  # of the main input
         self._owners = {self._plan.read_id: "gate/Read"}

@@ -12,6 +12,7 @@ from typing import Any, cast
 import apache_beam as beam
 import pytest
 
+from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.resources.pools import Pool
@@ -43,7 +44,7 @@ class _MeetInTwoProcesses(beam.DoFn):
 
 def _pools(*cores: float) -> list[PoolRun]:
     plans = [Pool(f"cpu {c}", c, 0, 1, (), 1, (), borrowed=int((sum(cores) - c) / c)) for c in cores]
-    pools = [PoolRun(plan, first_writer=10 * i) for i, plan in enumerate(plans)]
+    pools = [PoolRun(plan, first_writer=10 * i, clock=WallClock()) for i, plan in enumerate(plans)]
     for pool in pools:
         pool.cpu_pools = pools
     return pools
@@ -71,7 +72,7 @@ def test_cores_are_borrowed_only_while_they_are_idle() -> None:
 
 def test_a_stage_stays_with_the_worker_that_has_run_it() -> None:
     """A worker that connects later gets a bundle only if the first is busy, or runs on a borrowed core."""
-    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 2, (), borrowed=1), first_writer=0)
+    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 2, (), borrowed=1), first_writer=0, clock=WallClock())
     pool.cpu_pools = [pool]
     later, warm, borrowed = (_start(pool, index) for index in range(3))
     warm.warm_stages.add("step")

@@ -14,6 +14,7 @@ from apache_beam.metrics import monitoring_infos
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import MAX, Holds
+from luminosity.engine.data.world import THIS_MACHINE, WallClock
 from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.bundle import Deadlines
@@ -305,7 +306,9 @@ def test_a_loop_that_was_stopped_beyond_its_deadline_does_not_take_a_buffer_for_
     pending = [b"first", b"second"]
     grouping = SimpleNamespace(pending=pending, absorb=pending.pop, is_exhausted=False)
     grouping.next_block = lambda: setattr(grouping, "is_exhausted", True)
-    buffer = BufferRun(cast(Grouping, grouping), 64, cast(SpillPolicy, SimpleNamespace(check=lambda: None)))
+    buffer = BufferRun(
+        cast(Grouping, grouping), 64, cast(SpillPolicy, SimpleNamespace(check=lambda: None)), WallClock()
+    )
     has_passed = time.monotonic() - 1
     assert [buffer.pump(has_passed) for _ in range(4)] == [True, True, True, False]
     assert pending == []
@@ -466,6 +469,8 @@ def test_bundles_start_while_messages_wait(
     monkeypatch.setattr(scheduler, "_HANDLE_S", handle_s)
     monkeypatch.setattr(Scheduler, "_handle", lambda _, message: handled.append(message))
     parts = SimpleNamespace(
+        world=THIS_MACHINE,
+        clock=THIS_MACHINE.clock,
         stages=[],
         buffers={},
         pools=[],

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import apache_beam as beam
 import pytest
@@ -18,6 +19,7 @@ from rich.console import Console, RenderableType
 from luminosity import LuminosityRunner
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
+from luminosity.engine.data.world import Clock, WallClock
 from luminosity.engine.loop.metrics import BusyTime, RunMetrics
 from luminosity.engine.reporting.inference_progress import LoadedModels, inference_views
 from luminosity.events import (
@@ -172,7 +174,7 @@ def test_a_line_through_batches_is_exact_for_large_costs_too() -> None:
     ]
     metrics.add("s1", infos)
     pool = SimpleNamespace(most_workers=lambda: 1, plan=SimpleNamespace(device_groups=()))
-    plan = SimpleNamespace(pool=pool, id="s1", busy=BusyTime())
+    plan = SimpleNamespace(pool=pool, id="s1", busy=BusyTime(WallClock()))
     (view,) = inference_views(plan, metrics)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert (view.fixed_seconds, view.seconds_per_cost) == (0.0025, 1e-9)
     # Without the squares, costs seem to be all alike.
@@ -256,10 +258,9 @@ def test_trouble_comes_first() -> None:
     assert inference.parts(refused) == ["2 of 3 requests sent again, 0.0 s wait each"]
 
 
-def test_the_time_from_the_first_begin_to_the_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_from_the_first_begin_to_the_last_end() -> None:
     now = 100.0
-    monkeypatch.setattr("luminosity.engine.loop.metrics.time", SimpleNamespace(monotonic=lambda: now))  # only here
-    busy = BusyTime()
+    busy = BusyTime(cast(Clock, SimpleNamespace(monotonic=lambda: now)))
     assert busy.first_to_last_seconds == 0.0
     busy.begin()
     now = 103.0

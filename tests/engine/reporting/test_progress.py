@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.metrics import BusyTime, RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
@@ -22,9 +23,9 @@ class _Stage(SimpleNamespace):
     """A stage with all that its progress looks at."""
 
     def __init__(self, *, is_sink: bool = False, is_endless: bool = False) -> None:
-        pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0)
+        pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0, clock=WallClock())
         plan = SimpleNamespace(is_sink=is_sink, has_endless_input=is_endless)
-        super().__init__(id="s", plan=plan, pool=pool, busy=BusyTime(), sized_work=None)
+        super().__init__(id="s", plan=plan, pool=pool, busy=BusyTime(WallClock()), sized_work=None)
         self.bundles_done = self.elements_done = 0
 
     def is_done(self) -> bool:
@@ -196,7 +197,7 @@ def test_sources_do_not_count_as_busy_slots() -> None:
     def bundle(is_source: bool) -> Any:
         return SimpleNamespace(stage=SimpleNamespace(is_source=is_source))
 
-    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0)
+    pool = PoolRun(Pool("cpu", 1.0, 0, 1, (), 1, ()), first_writer=0, clock=WallClock())
     pool.workers[0] = cast(Any, SimpleNamespace(is_connected=True, bundles={"a": bundle(True), "b": bundle(False)}))
     view = pool_view(pool, 10.0)
     assert (view.busy, view.slots) == (1, 1)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity.engine.cluster.driver.ray_nodes import node_of
+from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
@@ -204,7 +205,7 @@ def test_idle_cores_of_other_pools_are_borrowed_where_they_are() -> None:
     first, second = found["a"].pool, found["b"].pool
     assert (first.workers, first.borrowed, second.workers, second.borrowed) == (2, 2, 2, 2)
     assert first.nodes[2:] == second.nodes[:2]
-    running = PoolRun(first, first_writer=0)
+    running = PoolRun(first, first_writer=0, clock=WallClock())
     asked = [running.lease_needs(index) for index in range(4)]
     assert [(needs.cpus, needs.node) for needs in asked if needs is not None] == [
         *((1.0, node) for node in first.nodes[:2]),

@@ -17,8 +17,8 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.clock import ManualClock
 from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.world import ManualClock, StartThread, Task
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import TestStream
 from luminosity.errors import RunFailed
@@ -47,24 +47,22 @@ class Played(enum.Enum):
 class _ServiceEvents:
     """The events that a ``TestStreamService`` sends. A thread reads them; the loop's thread takes them."""
 
-    def __init__(self, plan: TestStream) -> None:
+    def __init__(self, plan: TestStream, start_thread: StartThread) -> None:
+        self._start_thread = start_thread
         self._name = plan.name
         self._url = plan.payload.endpoint.url
         self._tags = sorted(plan.outputs)
         self._events: queue.Queue[_Event | RunFailed | None] = queue.Queue(_READ_AHEAD)
         self._is_closed = threading.Event()
         self._channel: grpc.Channel | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Task | None = None
 
     def start(self, wake: Callable[[], None]) -> None:
         """Begin to read. The reader's thread calls ``wake`` after each event."""
         self._channel = grpc.insecure_channel(self._url, options=[("grpc.max_receive_message_length", -1)])
         stub = beam_interactive_api_pb2_grpc.TestStreamServiceStub(self._channel)
         call = stub.Events(beam_interactive_api_pb2.EventsRequest(output_ids=self._tags))
-        self._thread = threading.Thread(
-            target=self._read, args=(call, wake), name=f"events of {self._url}", daemon=True
-        )
-        self._thread.start()
+        self._thread = self._start_thread(lambda: self._read(call, wake), f"events of {self._url}")
 
     def take(self) -> _Event | None:
         """Return the next event, or None at the end. Raises queue.Empty if it has not arrived, without waiting."""
@@ -146,12 +144,23 @@ class _Stream:
 class TestStreams:
     """All TestStreams of a run. Only the loop's thread uses it, whenever nothing else is left to do."""
 
-    def __init__(self, plans: Sequence[TestStream], codecs: Codecs, blocks: BlockStore, clock: ManualClock) -> None:
+    def __init__(
+        self,
+        plans: Sequence[TestStream],
+        codecs: Codecs,
+        blocks: BlockStore,
+        clock: ManualClock,
+        start_thread: StartThread,
+    ) -> None:
         self._codecs = codecs
         self._blocks = blocks
         self._clock = clock
         self._streams = [
-            _Stream(plan, deque(plan.payload.events), _ServiceEvents(plan) if plan.payload.endpoint.url else None)
+            _Stream(
+                plan,
+                deque(plan.payload.events),
+                _ServiceEvents(plan, start_thread) if plan.payload.endpoint.url else None,
+            )
             for plan in plans
         ]
 

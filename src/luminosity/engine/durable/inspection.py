@@ -8,7 +8,6 @@ import marshal
 import os
 import socket
 import sqlite3
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.world import THIS_MACHINE
 from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.store import DATABASE, LOCK, VERSION
 from luminosity.engine.loop.metrics import RunMetrics
@@ -65,7 +65,7 @@ class Inspection:
     @property
     def age_seconds(self) -> float | None:
         """How long ago the last checkpoint was saved."""
-        return max(0.0, time.time() - self.saved_at) if self.saved_at is not None else None
+        return max(0.0, THIS_MACHINE.clock.time() - self.saved_at) if self.saved_at is not None else None
 
 
 def inspect(folder: str) -> Inspection:

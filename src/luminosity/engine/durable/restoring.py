@@ -6,7 +6,6 @@ import itertools
 import marshal
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference, SavedRows
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.state_keys import StateKeys
+from luminosity.engine.data.world import Clock
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.saving import FROM_UPSTREAM, Contents
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
@@ -113,6 +113,7 @@ def restore(
     metrics: RunMetrics,
     blocks: BlockStore,
     check_memory: Callable[[], None],
+    clock: Clock,
 ) -> dict[str, bytes]:
     """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners.
 
@@ -121,7 +122,7 @@ def restore(
     saved = RestoredRows(folder, contents, blocks, state)
     saved.restore_groups()
     single: dict[str, bytes] = {}
-    now, wall = time.monotonic(), time.time()
+    now, wall = clock.monotonic(), clock.time()
     for buffer_id, buffer in buffers.items():
         buffer.restore(saved, names.of_buffer(buffer_id))
     for stage in stages:

@@ -8,13 +8,13 @@ import json
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Generator
 from functools import partial
 
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.data.world import World
 from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
@@ -100,6 +100,7 @@ class Checkpoint:
         state: StateStore,
         metrics: RunMetrics,
         check_memory: Callable[[], None],
+        world: World,
     ) -> Checkpointer:
         """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on.
 
@@ -117,22 +118,27 @@ class Checkpoint:
             if any(buffers[read.buffer_id].grouping is not None for read in stage.plan.reads):
                 # A bundle that takes all groups of a model's input would be repeated as a whole.
                 stage.size.expect_large_elements()
-        make = partial(Checkpointer, self.folder, contents, names, interval, stages, buffers, pools, state, metrics)
+        make = partial(
+            Checkpointer, self.folder, contents, names, interval, stages, buffers, pools, state, metrics, world
+        )
         if not self.is_resumed:
             self._hook = make({})
             return self._hook
-        started = time.monotonic()
+        started = world.clock.monotonic()
         with _without_garbage_collection():
-            saved = restore(self.folder, contents, names, stages, buffers, state, metrics, blocks, check_memory)
+            saved = restore(
+                self.folder, contents, names, stages, buffers, state, metrics, blocks, check_memory, world.clock
+            )
         self._hook = make(saved)
         kept = blocks.kept | {file.path for file in contents.groups.values()}
         self.folder.sync(kept)  # Only then no start after a power loss needs the others.
         remove_other_files(self.folder, kept, self.new_files)
-        self._tell(stages, state, time.monotonic() - started)
+        saved_at = float(self._meta.get("saved_at", world.clock.time()))
+        age = max(0.0, world.clock.time() - saved_at)
+        self._tell(stages, state, age, world.clock.monotonic() - started)
         return self._hook
 
-    def _tell(self, stages: list[StageRun], state: StateStore, seconds: float) -> None:
-        age = max(0.0, time.time() - float(self._meta.get("saved_at", time.time())))
+    def _tell(self, stages: list[StageRun], state: StateStore, age: float, seconds: float) -> None:
         waiting = sum(stage.queued + len(stage.delayed) for stage in stages)
         _LOGGER.warning(
             "continuing the run in %s (start %d): checkpoint %s old, %s elements wait, %s of state; read in %.1f s",

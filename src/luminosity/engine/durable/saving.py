@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from luminosity.engine.data.blocks import Block, BlockStore, Content
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.state_keys import StateKeys
+from luminosity.engine.data.world import Clock, World
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.engine.durable.writer import CheckpointWriter
@@ -191,6 +191,7 @@ class Checkpointer:
         pools: list[PoolRun],
         state: StateStore,
         metrics: RunMetrics,
+        world: World,
         saved: dict[str, bytes],
     ) -> None:
         """Save into ``folder``, which has the rows ``saved`` of queues and stages, by their owners."""
@@ -203,6 +204,8 @@ class Checkpointer:
         self._pools = pools
         self._state = state
         self._metrics = metrics
+        self._world = world
+        self._clock = world.clock
         self._saved = saved
         self._number = 0
         self.progress = CheckpointProgress()
@@ -224,9 +227,9 @@ class Checkpointer:
         """Start to write."""
         self._notify = notify
         self._writer = CheckpointWriter(
-            self._folder, lambda number, synced, error: notify(CheckpointWritten(number, synced, error))
+            self._folder, self._world, lambda number, synced, error: notify(CheckpointWritten(number, synced, error))
         )
-        self._due = time.monotonic() + self._interval_s
+        self._due = self._clock.monotonic() + self._interval_s
 
     def next_due(self) -> float:
         """Return when the next checkpoint is due: soon, if input waits for it."""
@@ -240,9 +243,9 @@ class Checkpointer:
         assert self._writer is not None
         if self._writer.is_busy or now < self.next_due():
             return
-        before = time.thread_time()
+        before = self._clock.thread_time()
         self._submit({})
-        took = time.thread_time() - before  # not the clock's time: on a busy machine, the thread waits for a core
+        took = self._clock.thread_time() - before  # of CPU: on a busy machine, the thread waits for a core
         pause = min(took / _LONGEST_SHARE, _LONGEST_PAUSE_S)
         self._due = now + max(self._interval_s, pause)
         self._soonest = now + max(min(self._interval_s, _STABLE_S), pause)
@@ -265,7 +268,7 @@ class Checkpointer:
     def written(self, message: CheckpointWritten) -> list[Attempt]:
         """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
         if self._submitted is not None and message.number >= self._submitted[0]:
-            now = time.monotonic()
+            now = self._clock.monotonic()
             self.progress = CheckpointProgress(self.progress.count + 1, now, now - self._submitted[1])
             self._submitted = None
         self._written = max(self._written, message.number)
@@ -305,7 +308,7 @@ class Checkpointer:
     def _forget_all(self, state: str) -> None:
         """Save that the run has finished: only its metrics stay."""
         assert self._writer is not None
-        began_at = time.monotonic()
+        began_at = self._clock.monotonic()
         changes = self._new_transaction({"state": state})
         collected = _Collected(self._contents, changes)
         self._metrics.save(collected, self._metrics_owner)
@@ -320,7 +323,7 @@ class Checkpointer:
 
     def _submit(self, meta: dict[str, str]) -> None:
         assert self._writer is not None
-        began_at = time.monotonic()
+        began_at = self._clock.monotonic()
         changes = self._new_transaction(meta)
         collected = _Collected(self._contents, changes)
         self._collect(collected)
@@ -329,7 +332,7 @@ class Checkpointer:
             if self._awaited and self._notify is not None:  # The last checkpoint has it already.
                 self._notify(CheckpointWritten(changes.number, self._synced))
             return
-        changes.meta["saved_at"] = f"{time.time():.3f}"
+        changes.meta["saved_at"] = f"{self._clock.time():.3f}"
         if self._unsaved:
             self._saved_attempts.append((changes.number, self._unsaved))
             self._unsaved = []
@@ -368,7 +371,7 @@ class Checkpointer:
     def _save_stage(self, stage: StageRun, bundles: list[Bundle], changes: _Collected) -> None:
         entries: dict[str, list[tuple[float, BlockReference]]] = {read.transform_id: [] for read in stage.plan.reads}
         for bundle in bundles:
-            for read_id, due, reference in _remaining(bundle, changes):
+            for read_id, due, reference in _remaining(bundle, changes, self._clock):
                 entries[read_id].append((due, reference))
         for shard in stage.shards:
             for read_id, queue in entries.items():
@@ -376,7 +379,7 @@ class Checkpointer:
         for read in stage.plan.reads:
             if (stable := self._buffers[read.buffer_id].stable) is not None:
                 entries[read.transform_id] += [(FROM_UPSTREAM, changes.refer(block)) for block in stable.blocks()]
-        wall_minus_monotonic = time.time() - time.monotonic()
+        wall_minus_monotonic = self._clock.time() - self._clock.monotonic()
         for due_at, read_id, block in stage.delayed.entries():
             entries[read_id].append((round(due_at + wall_minus_monotonic, 3), changes.refer(block)))
         for read in stage.plan.reads:
@@ -404,7 +407,7 @@ class Checkpointer:
                 changes.remove(owner, b"")
 
 
-def _remaining(bundle: Bundle, changes: _Collected) -> Iterator[tuple[str, float, BlockReference]]:
+def _remaining(bundle: Bundle, changes: _Collected, clock: Clock) -> Iterator[tuple[str, float, BlockReference]]:
     """Yield what an uncommitted bundle still has to do: read, when it is due, and a reference.
 
     What splits took and queued is left out. What they took from a source's restriction waits for the end of the bundle,
@@ -424,7 +427,7 @@ def _remaining(bundle: Bundle, changes: _Collected) -> Iterator[tuple[str, float
     for residual in attempt.residuals if attempt is not None else ():
         read_id, hold, delay = splits.where_residual_goes(bundle, residual)
         element = residual.application.element
-        yield read_id, time.time() + delay if delay else 0.0, (0, element, len(element), 1, hold, len(element), b"")
+        yield read_id, clock.time() + delay if delay else 0.0, (0, element, len(element), 1, hold, len(element), b"")
 
 
 def _inline(block: Block) -> BlockReference:

@@ -17,6 +17,7 @@ from pathlib import Path
 from luminosity._shared.locks import try_lock
 from luminosity._shared.shared_folders import who_else_writes
 from luminosity._shared.text import format_bytes
+from luminosity.engine.data.world import THIS_MACHINE, Clock
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
 from luminosity.errors import CheckpointError, CheckpointFailed
 
@@ -78,7 +79,7 @@ class CheckpointFolder:
     Any thread may use it, one at a time.
     """
 
-    def __init__(self, path: str, *, restart: bool = False) -> None:
+    def __init__(self, path: str, *, restart: bool = False, clock: Clock = THIS_MACHINE.clock) -> None:
         """Lock the folder, and make it if there is none. With ``restart``, remove everything that was saved there.
 
         Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version,
@@ -108,7 +109,7 @@ class CheckpointFolder:
             self.blocks = os.path.join(path, _BLOCKS)
             self._unsynced: set[str] = set()  # files that checkpoints refer to
             with self.explain_errors():
-                self._note_holder()
+                self._note_holder(clock.time())
                 if restart:
                     self._remove_all()
                 self._synced_log = SyncedLog(self._database)
@@ -130,8 +131,8 @@ class CheckpointFolder:
             Path(name).unlink(missing_ok=True)
         shutil.rmtree(self.blocks, ignore_errors=True)
 
-    def _note_holder(self) -> None:
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(time.time())}
+    def _note_holder(self, now: float) -> None:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(now)}
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps(holder).encode(), 0)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
+from luminosity.engine.data.world import World
 from luminosity.engine.durable.store import CheckpointFolder, Transaction
 
 __all__ = ["CheckpointWriter"]
@@ -22,8 +22,11 @@ class CheckpointWriter:
     thread calls everything else.
     """
 
-    def __init__(self, folder: CheckpointFolder, on_written: Callable[[int, int, Exception | None], None]) -> None:
+    def __init__(
+        self, folder: CheckpointFolder, world: World, on_written: Callable[[int, int, Exception | None], None]
+    ) -> None:
         self._folder = folder
+        self._monotonic = world.clock.monotonic
         self._on_written = on_written
         self._changed = threading.Condition()
         self._next: Transaction | None = None
@@ -32,8 +35,7 @@ class CheckpointWriter:
         self._is_urgent = False
         self._written = self._synced = 0
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="luminosity-checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = world.start_thread(self._run, "luminosity-checkpoint")
 
     @property
     def is_busy(self) -> bool:
@@ -73,7 +75,7 @@ class CheckpointWriter:
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        synced_at = time.monotonic()
+        synced_at = self._monotonic()
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work, self._seconds_to_sync(synced_at))
@@ -85,10 +87,10 @@ class CheckpointWriter:
                 if changes is not None:
                     self._folder.write(changes)
                     self._written = changes.number
-                is_due = self._is_urgent or time.monotonic() - synced_at >= _SYNC_S
+                is_due = self._is_urgent or self._monotonic() - synced_at >= _SYNC_S
                 if self._written > self._synced and (is_due or self._folder.must_sync):
                     self._folder.sync()
-                    synced_at = time.monotonic()
+                    synced_at = self._monotonic()
                     self._synced = self._written
                     self._folder.shrink()
                 self._on_written(self._written, self._synced, None)
@@ -107,4 +109,4 @@ class CheckpointWriter:
     def _seconds_to_sync(self, synced_at: float) -> float | None:
         if self._written == self._synced:
             return None
-        return max(0.0, synced_at + _SYNC_S - time.monotonic())
+        return max(0.0, synced_at + _SYNC_S - self._monotonic())

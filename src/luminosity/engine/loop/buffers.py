@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 
 from luminosity.engine.data.blocks import Block
@@ -13,6 +12,7 @@ from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
 
@@ -48,6 +48,7 @@ class BufferRun:
         grouping: Grouping | None,
         limit: int,
         spill_policy: SpillPolicy,
+        clock: Clock,
         live: LiveGrouping | None = None,
         step: str = "",
     ) -> None:
@@ -56,6 +57,7 @@ class BufferRun:
         self.step = step  # the name of the GroupByKey, if it is one
         self.limit = limit
         self._spill_policy = spill_policy
+        self._monotonic = clock.monotonic
         self.writers: list[StageRun] = []
         self.source_watermark = MAX  # of input that comes from no stage
         self.readers: list[tuple[StageRun, str]] = []
@@ -85,7 +87,7 @@ class BufferRun:
         It may take long if very many keys of a window fire at once.
         """
         if self.live is not None:
-            while not self.live.finish_work(time.monotonic() + _FINISH_STEP_S):
+            while not self.live.finish_work(self._monotonic() + _FINISH_STEP_S):
                 self._pass_on_panes(self.live)
             self._pass_on_panes(self.live)
 
@@ -176,7 +178,7 @@ class BufferRun:
         if self._is_exhausted or self.grouping is None:
             return False
         has_moved = False
-        while not has_moved or time.monotonic() < deadline:
+        while not has_moved or self._monotonic() < deadline:
             if self.grouping.pending:
                 self.grouping.absorb()
                 self._spill_policy.check()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
@@ -17,7 +15,7 @@ __all__ = ["commit", "give_up"]
 
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
     """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
-    stage, now = bundle.stage, time.monotonic()
+    stage, now = bundle.stage, parts.clock.monotonic()
     processed = bundle.count - attempt.given_back
     stage.finished(bundle)
     left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)
@@ -60,7 +58,7 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     _end(bundle, attempt)
     bundle.stage.usage.failed += 1
     attempt.drop_outputs()
-    _queue_residuals(bundle, attempt, time.monotonic())
+    _queue_residuals(bundle, attempt, parts.clock.monotonic())
     if attempt.ends or attempt.primary_roots:
         bundle.stage.replace_inputs(bundle, bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)

@@ -6,7 +6,6 @@ import marshal
 import random
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
 
 from luminosity.engine.data.saved_rows import Changes
+from luminosity.engine.data.world import Clock
 
 __all__ = ["DROPPED_LATE", "BundleSample", "BusyTime", "RunMetrics", "StageUsage"]
 
@@ -293,7 +293,8 @@ class BundleSample:
 class BusyTime:
     """Measures how long bundles run, also if several run at once. Only the loop's thread uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._monotonic = clock.monotonic
         self._running = 0
         self._counted_until = 0.0
         self._summed = 0.0
@@ -332,7 +333,7 @@ class BusyTime:
         return 0.0 if self._began_at is None or self._ended_at is None else self._ended_at - self._began_at
 
     def _count(self) -> None:
-        now = time.monotonic()
+        now = self._monotonic()
         if self._running:
             self._summed += self._running * (now - self._counted_until)
             self._spanned += now - self._counted_until

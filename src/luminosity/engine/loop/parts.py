@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.test_stream import TestStreams
+from luminosity.engine.data.world import Clock, World
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow
@@ -49,12 +49,17 @@ class RunParts:
     config: EngineConfig
     metrics: RunMetrics
     failures: Failures
-    clock: Clock  # of processing time
+    world: World
     test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
     checkpoint: CheckpointHook | None  # if the run is kept in a folder
     cluster: ClusterView | None  # on whose nodes the workers run
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the run."""
+        return self.world.clock
 
 
 @dataclass

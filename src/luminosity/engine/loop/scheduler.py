@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -86,7 +85,8 @@ class Scheduler:
     def __init__(self, parts: RunParts, listener: LoopListener) -> None:
         self._parts = parts
         self._listener = listener
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages = parts.world.mailbox()  # of ``Message``
+        self._monotonic, self._micros = parts.clock.monotonic, parts.clock.micros
         self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
         self._staff = Staff(parts, self._messages.put)
         self._stalls = Stalls(listener.bundle_stalled, parts.failures.element, parts.config.element_timeout)
@@ -139,7 +139,7 @@ class Scheduler:
                 self._handle_messages(self._wait_seconds())
                 self._listener.tick()
                 if checkpoint is not None:
-                    checkpoint.tick(time.monotonic())
+                    checkpoint.tick(self._monotonic())
             if checkpoint is not None:
                 checkpoint.before_end("stopped" if has_stopped else "drained" if is_drain else "finished")
             is_done = True
@@ -161,7 +161,7 @@ class Scheduler:
         self._is_pumping = False
         for buffer in self._pumped:
             side_input = buffer.live_side_input
-            if buffer.pump(time.monotonic() + _PUMP_S) or (side_input is not None and side_input.is_due()):
+            if buffer.pump(self._monotonic() + _PUMP_S) or (side_input is not None and side_input.is_due()):
                 self._is_pumping = True
             if (dropped := buffer.take_dropped()) and buffer.readers:
                 self._parts.metrics.count_dropped(buffer.readers[0][0].id, buffer.step, dropped)
@@ -186,8 +186,8 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         """Start bundles while there are input and free slots."""
-        now = time.monotonic()
-        wall_micros = self._parts.clock.micros()
+        now = self._monotonic()
+        wall_micros = self._micros()
         saturated: set[int] = set()
         wanted_idle: set[int] = set()  # pools in which a suspect bundle waits for a worker that runs no other
         for stage in in_turn(self._latest_first, self._waiting_since, now):
@@ -222,7 +222,7 @@ class Scheduler:
                     break
                 bundle, worker = taken
                 # Bundles that start one after the other also end so: not all at once, at a common deadline.
-                transfers.start(bundle, worker, self._parts, time.monotonic())
+                transfers.start(bundle, worker, self._parts, self._monotonic())
                 # A suspect bundle takes all slots of its worker, and a core that is lent makes others unusable.
                 free = None if bundle.is_suspect or stage.pool.plan.borrowed else free - 1
         for pool in self._parts.pools:
@@ -242,8 +242,8 @@ class Scheduler:
         test_streams = self._parts.test_streams
         if test_streams is None or self._is_pumping or self._finalizing:
             return
-        now, micros = time.monotonic(), self._parts.clock.micros()
-        if any(worker.bundles for worker in self._staff.workers) or any(
+        now, micros = self._monotonic(), self._micros()
+        if any(worker.bundles for worker in self._staff.workers.values()) or any(
             stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now)
             for stage in self._parts.stages
         ):
@@ -269,7 +269,7 @@ class Scheduler:
         """Return how long the loop may wait for messages before a deadline or timer is due."""
         if self._is_pumping:
             return 0.0
-        now, micros = time.monotonic(), self._parts.clock.micros()
+        now, micros = self._monotonic(), self._micros()
         wake = min(now + _IDLE_WAKE_S, self._stop_at)
         if self._parts.checkpoint is not None:
             wake = min(wake, self._parts.checkpoint.next_due())
@@ -298,11 +298,11 @@ class Scheduler:
         try:
             message = self._messages.get(timeout=max(timeout, _GATHER_S if has_many else _LEAST_TIMEOUT_S))
             if has_many:
-                time.sleep(max(0.0, self._round_at + _GATHER_S - time.monotonic()))
-            self._round_at = time.monotonic()
+                self._parts.clock.sleep(max(0.0, self._round_at + _GATHER_S - self._monotonic()))
+            self._round_at = self._monotonic()
             until = self._round_at + _HANDLE_S
             self._handle(message)
-            while not self._messages.empty() and time.monotonic() < until:
+            while not self._messages.empty() and self._monotonic() < until:
                 self._handle(self._messages.get_nowait())
         except queue.Empty:
             pass  # a deadline or timer is due
@@ -316,15 +316,15 @@ class Scheduler:
         A source that was suspected to kill workers, and has run alone for long enough, leaves its worker's other slots
         to others.
         """
-        now = time.monotonic()
+        now = self._monotonic()
         for pool in self._parts.pools:
             for bundle, attempt in pool.deadlines.take_due(now):
                 splits.request(bundle, attempt)
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        self._stalls.look(self._staff.workers, now)
-        for worker in self._staff.workers:
+        self._stalls.look(self._staff.workers.values(), now)
+        for worker in self._staff.workers.values():
             self._staff.kill_if_late(worker, now)
             if worker.process is not None and worker.process.is_leaving():
                 self._let_leave(worker, now)
@@ -356,7 +356,7 @@ class Scheduler:
         elif isinstance(message, Connected):
             message.worker.has_connected()
             message.worker.pool.failed_starts = 0
-            message.worker.pool.ready_at = time.monotonic()
+            message.worker.pool.ready_at = self._monotonic()
             self._listener.worker_started(message.worker)
         elif isinstance(message, Exited):
             self._handle_exit(message.worker, message.code)
@@ -381,10 +381,10 @@ class Scheduler:
             return
         for bundle in list(message.worker.bundles.values()):
             if bundle.attempt is not None and instruction_id in bundle.attempt.pending_splits:
-                splits.apply(bundle, bundle.attempt, message.response, time.monotonic())
+                splits.apply(bundle, bundle.attempt, message.response, self._monotonic())
                 self._finish_if_complete(bundle)
                 return
-        self._stalls.answered(message.worker, message.response, time.monotonic())
+        self._stalls.answered(message.worker, message.response, self._monotonic())
 
     def _finish_if_complete(self, bundle: Bundle) -> None:
         """Commit the bundle's attempt, or give it up and retry, if everything that the worker sends has arrived."""
@@ -505,9 +505,9 @@ class Scheduler:
 
     def _begin_to_stop(self) -> None:
         """Start no more bundles, and ask those that run to end early."""
-        now = time.monotonic()
+        now = self._monotonic()
         self._stop_at = min(self._stop_at, now + self._parts.config.stop_timeout)
-        for worker in self._staff.workers:
+        for worker in self._staff.workers.values():
             self._end_early(worker, now)
 
     def _end_early(self, worker: Worker, now: float) -> None:
@@ -524,10 +524,11 @@ class Scheduler:
         """
         if not self._is_stopping:
             return False
-        if time.monotonic() >= self._stop_at:
+        if self._monotonic() >= self._stop_at:
             return True
         has_unsaved = self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved()
-        return not has_unsaved and not self._finalizing and not any(worker.bundles for worker in self._staff.workers)
+        is_running = any(worker.bundles for worker in self._staff.workers.values())
+        return not (has_unsaved or self._finalizing or is_running)
 
     def _is_done(self) -> bool:
         if self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved():
@@ -538,7 +539,7 @@ class Scheduler:
 
     def _end_workers(self, *, gracefully: bool) -> None:
         """Let workers tear down, or kill them. Blocks until they have exited or the timeouts have passed."""
-        for worker in self._staff.workers:
+        for worker in self._staff.workers.values():
             worker.is_stopping = True
             self._listener.worker_ends(worker)
             if gracefully and worker.connection is not None and worker.is_connected and not worker.bundles:
@@ -547,15 +548,15 @@ class Scheduler:
                 worker.kill()
         if gracefully:
             self._wait_for_exits(_FINISH_TIMEOUT_S)
-            for worker in self._staff.workers:
+            for worker in self._staff.workers.values():
                 worker.kill()
         self._wait_for_exits(_KILL_TIMEOUT_S)
-        for worker in self._staff.workers:
+        for worker in self._staff.workers.values():
             self._listener.worker_ended(worker)  # it was killed, but the kernel takes long
 
     def _wait_for_exits(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._staff.workers and (left := deadline - time.monotonic()) > 0:
+        deadline = self._monotonic() + seconds
+        while self._staff.workers and (left := deadline - self._monotonic()) > 0:
             try:
                 message = self._messages.get(timeout=left)
             except queue.Empty:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -86,10 +85,10 @@ class Shard:
         """Return whether nothing is queued, running, to be retried or scheduled."""
         return not (self.count or self.running or self.retries or self.timers)
 
-    def append(self, read_id: str, block: Block) -> None:
+    def append(self, read_id: str, block: Block, now: float) -> None:
         """Queue a block behind all others of the same read."""
         if not self.count:
-            self.waiting_since = time.monotonic()
+            self.waiting_since = now
         self._queues[read_id].append(block)
         self._account(block, 1)
 

@@ -167,5 +167,5 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
     if delay > 0:
         stage.delayed.add(read_id, block, now + delay)
     else:
-        bundle.shards[0].append(read_id, block)
+        bundle.shards[0].append(read_id, block, now)
     return size

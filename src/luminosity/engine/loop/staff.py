@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from luminosity._shared.text import LOST_WITH_NODE, describe_exit
@@ -34,7 +33,7 @@ class Staff:
         self._parts = parts
         self._post = post
         self._saturated_since: dict[int, float] = {}  # by id(pool)
-        self.workers: set[Worker] = set()
+        self.workers: dict[str, Worker] = {}  # by id, in the order in which they started
 
     # Starts
 
@@ -81,7 +80,7 @@ class Staff:
         )
         worker.connection = self._parts.server.connect(worker.id, callbacks)
         pool.workers[index] = worker
-        self.workers.add(worker)
+        self.workers[worker.id] = worker
         try:
             workers.start(
                 worker,
@@ -92,7 +91,7 @@ class Staff:
                 lambda worker, code: self._post(Exited(worker, code)),
             )
         except WorkerStartFailed:
-            self.workers.discard(worker)  # it has no process, so no exit will be reported
+            self.workers.pop(worker.id, None)  # it has no process, so no exit will be reported
             raise
 
     def kill_if_late(self, worker: Worker, now: float) -> None:
@@ -108,7 +107,7 @@ class Staff:
 
     def note_exit(self, worker: Worker) -> None:
         """Note that the process of a worker has exited. Its place in the pool is free then."""
-        self.workers.discard(worker)
+        self.workers.pop(worker.id, None)
         worker.pool.connected -= worker.is_connected and not worker.has_exited
         worker.has_exited = True
         worker.pool.workers.pop(worker.index, None)
@@ -122,7 +121,9 @@ class Staff:
         pool.failed_starts += 1
         most = _MAX_FAILED_STARTS if pool.plan.lease is None else _MAX_FAILED_ON_NODES
         # A cluster may lose starting workers for a while, and go on with those that it has.
-        is_hopeful = pool.plan.lease is not None and (pool.connected or time.monotonic() - pool.ready_at < _HOPEFUL_S)
+        is_hopeful = pool.plan.lease is not None and (
+            pool.connected or pool.clock.monotonic() - pool.ready_at < _HOPEFUL_S
+        )
         if pool.failed_starts >= most and not is_hopeful:
             raise WorkerStartFailed(
                 f"a worker of pool {pool.plan.name!r} {describe_exit(code)} before it was ready, "

@@ -13,6 +13,7 @@ from luminosity.engine.data.expiry import WindowExpiry
 from luminosity.engine.data.sides.side_gate import Side, SideGate
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
+from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import BusyTime, StageUsage
 from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
@@ -53,6 +54,7 @@ class StageRun:
         codecs: Codecs,
         blocks: BlockStore,
         queue_limit: int,
+        clock: Clock,
         *,
         has_test_stream: bool,
     ) -> None:
@@ -61,6 +63,7 @@ class StageRun:
         self.pool = pool
         self.max_active_bundles = max_active_bundles
         self.blocks = blocks
+        self._monotonic = clock.monotonic
         self._bundle_bytes = max(_LEAST_BUNDLE_BYTES, min(_BUNDLE_BYTES, blocks.ledger.limit // _BUNDLE_PART))
         # A stream's source has slots of its own, and one restriction in a bundle.
         self.is_source = plan.is_source and not pool.plan.device_groups
@@ -106,7 +109,7 @@ class StageRun:
         self._upstream_watermark = MIN
         self.input_watermark = MIN
         self.output_watermark = MIN
-        self.busy = BusyTime()
+        self.busy = BusyTime(clock)
         self.usage = StageUsage()
         self.sized_work = SizedWork(self.codec) if plan.is_splittable else None
         self.has_begun = False
@@ -157,10 +160,10 @@ class StageRun:
     def _queue(self, read_id: str, block: Block) -> None:
         """Queue a block; if there are several shards, each element in the shard of its key."""
         if len(self.shards) == 1:
-            self.shards[0].append(read_id, block)
+            self.shards[0].append(read_id, block, self._monotonic())
             return
         for shard, part in cut_by_shard(block, self._in_time(read_id, block), self.shards, self.blocks):
-            shard.append(read_id, part)
+            shard.append(read_id, part, self._monotonic())
 
     def give_back(self, bundle: Bundle, read_id: str, blocks: list[Block]) -> None:
         """Queue input that a running bundle has not begun, before all others. Takes over the blocks."""
@@ -179,11 +182,11 @@ class StageRun:
         if due_at is not None:
             self.delayed.add(read_id, block, due_at)
         elif len(self.shards) == 1:
-            self.shards[0].append(read_id, block)
+            self.shards[0].append(read_id, block, self._monotonic())
         else:
             elements = self.codec(read_id).keyed_elements(block.data(), with_header=False)
             for shard, part in cut_by_shard(block, elements, self.shards, self.blocks):
-                shard.append(read_id, part)
+                shard.append(read_id, part, self._monotonic())
 
     def _in_time(self, read_id: str, block: Block) -> Iterator[KeyedElement]:
         """Return the elements of a block, without the windows that have expired."""

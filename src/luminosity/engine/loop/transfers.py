@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -137,7 +136,7 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
     block = parts.blocks.received(data.data, attempt.output_hold, attempt.worker.writer)
     attempt.outputs.append((data.transform_id, block))
     if bundle.stage.is_source and len(attempt.outputs) == 1:
-        now = time.monotonic()  # from now on an element waits for the end of the bundle
+        now = parts.clock.monotonic()  # from now on an element waits for the end of the bundle
         bundle.stage.size.started(now - attempt.started_at)
         if not attempt.splits_requested:
             split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.core import THREAD_VARIABLES
+from luminosity.engine.data.world import Clock
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
@@ -53,7 +53,7 @@ class Worker:
         self.pool = pool
         self.index = index
         self.writer = pool.first_writer + index  # its number among all processes that write blocks: see spill/quota.py
-        self.created_at = time.monotonic()
+        self.created_at = pool.clock.monotonic()
         self.is_connected = False
         self.is_leaving = False  # its machine will be gone soon: it gets no more bundles
         self.is_stopping = False
@@ -162,8 +162,9 @@ class PoolRun:
     ``plan`` is what was assigned: how many workers with which resources.
     """
 
-    def __init__(self, plan: Pool, first_writer: int) -> None:
+    def __init__(self, plan: Pool, first_writer: int, clock: Clock) -> None:
         self.plan = plan
+        self.clock = clock
         self.first_writer = first_writer
         self.cpu_pools: list[PoolRun] = []  # all CPU pools of the run, which lend each other idle cores
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
@@ -172,10 +173,10 @@ class PoolRun:
         self.deadlines = Deadlines()  # of the bundles that run in its workers
         self.connected = 0  # workers
         self.failed_starts = 0  # in a row
-        self.ready_at = time.monotonic()  # when a worker was ready last, or the run began
+        self.ready_at = clock.monotonic()  # when a worker was ready last, or the run began
         self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
         self.is_stream = False  # whether one of its stages has input that may never end
-        self.worker_busy = [BusyTime() for _ in range(plan.workers + plan.borrowed)]
+        self.worker_busy = [BusyTime(clock) for _ in range(plan.workers + plan.borrowed)]
 
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from luminosity.engine.data.clock import Clock
+from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.parts import RunParts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -14,7 +13,6 @@ from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
 from luminosity.engine.data.panes.pane_values import PaneValues
@@ -24,6 +22,7 @@ from luminosity.engine.data.saved_rows import Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
+from luminosity.engine.data.world import Clock
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.sorted_runs import LARGE_BYTES
 
@@ -303,7 +302,7 @@ class LiveGrouping:
         for emitted in panes:
             if emitted is not None:
                 self._emit(*emitted)
-            if time.monotonic() >= deadline:
+            if self._clock.monotonic() >= deadline:
                 return False
         return True
 

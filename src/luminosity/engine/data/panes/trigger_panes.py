@@ -14,13 +14,13 @@ from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn, Tim
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.panes.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
 from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, PaneValues, spill_values
 from luminosity.engine.data.panes.trigger_state import EXPIRY, Schedule, WindowState
 from luminosity.engine.data.saved_rows import Changes, SingleRow
 from luminosity.engine.data.watermarks import MIN, Holds
+from luminosity.engine.data.world import Clock
 from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["TriggerPanes"]

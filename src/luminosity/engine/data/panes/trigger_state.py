@@ -12,8 +12,8 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.timestamp import Timestamp
 
-from luminosity.engine.data.clock import Clock
 from luminosity.engine.data.panes.pane_values import PaneValues
+from luminosity.engine.data.world import Clock
 
 __all__ = ["EXPIRY", "Schedule", "WindowState"]
 

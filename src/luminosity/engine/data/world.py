@@ -1,0 +1,110 @@
+"""What a run takes from the world outside: time, threads, and the queue that its loop waits for.
+
+The loop and its data ask only what they are given here, so that a simulation can run them in a world of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["THIS_MACHINE", "Clock", "Mailbox", "ManualClock", "StartThread", "Task", "WallClock", "World"]
+
+
+class Clock(Protocol):
+    """Tells the time: the processing time of a pipeline, and the time by which the loop schedules."""
+
+    def micros(self) -> int:
+        """Return the processing time in microseconds since 1970."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        ...
+
+    def time(self) -> float:
+        """Return the seconds since 1970, which a later process understands, too."""
+        ...
+
+    def thread_time(self) -> float:
+        """Return the CPU seconds of the calling thread."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Wait."""
+        ...
+
+
+class WallClock:
+    """The machine's clock."""
+
+    monotonic = staticmethod(time.monotonic)
+    thread_time = staticmethod(time.thread_time)
+    sleep = staticmethod(time.sleep)
+    time = staticmethod(time.time)
+
+    def micros(self) -> int:
+        """Return the processing time in microseconds since 1970."""
+        return time.time_ns() // 1000
+
+
+class ManualClock:
+    """A clock whose processing time stands still until it is moved. All else is as by ``clock``.
+
+    It starts at 0, as the tests of pipelines expect.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._micros = 0
+        clock = clock or WallClock()
+        self.monotonic = clock.monotonic
+        self.time = clock.time
+        self.thread_time = clock.thread_time
+        self.sleep = clock.sleep
+
+    def micros(self) -> int:
+        """Return the processing time in microseconds since 1970."""
+        return self._micros
+
+    def advance(self, micros: int) -> None:
+        """Move the processing time forward."""
+        self._micros += micros
+
+
+class Task(Protocol):
+    def join(self, timeout: float | None = None) -> None: ...
+
+
+class Mailbox(Protocol):
+    def put(self, item: Any) -> None: ...
+    def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
+    def get_nowait(self) -> Any: ...
+    def empty(self) -> bool: ...
+
+
+StartThread = Callable[[Callable[[], None], str], Task]
+
+
+def _start_thread(run: Callable[[], None], name: str) -> Task:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+_WALL_CLOCK = WallClock()
+
+
+@dataclass(frozen=True)
+class World:
+    """The world of a run: by default, this machine."""
+
+    clock: Clock = _WALL_CLOCK
+    start_thread: StartThread = _start_thread  # runs a function beside the loop
+    mailbox: Callable[[], Mailbox] = queue.SimpleQueue  # makes a queue for what other threads tell the loop
+
+
+THIS_MACHINE = World()
