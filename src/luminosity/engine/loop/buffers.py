@@ -14,7 +14,7 @@ from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.spill_policy import SpillPolicy
-from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage_input import StageInput
 
 __all__ = ["BufferRun", "Outflow", "PendingOutput", "queue_limit"]
 
@@ -58,9 +58,9 @@ class BufferRun:
         self.limit = limit
         self._spill_policy = spill_policy
         self._monotonic = clock.monotonic
-        self.writers: list[StageRun] = []
+        self.writers: list[StageInput] = []
         self.source_watermark = MAX  # of input that comes from no stage
-        self.readers: list[tuple[StageRun, str]] = []
+        self.readers: list[tuple[StageInput, str]] = []
         self.side_input: SideInputData | None = None  # if a stage reads all of it at once
         self.live_side_input: LiveSideInput | None = None  # if it is unbounded
         self.stable: StableInput | None = None  # where blocks wait for a checkpoint, if they must
@@ -250,7 +250,7 @@ class BufferRun:
         table = self.grouping.table
         return table.values_out / table.values_in if self._is_complete() and table.values_in else 0.0
 
-    def full_reader(self) -> StageRun | None:
+    def full_reader(self) -> StageInput | None:
         """Return a reader that could run and has so much queued that the writers should pause, or None.
 
         A reader that can't run yet never holds writers back, since it may wait for a side input that they produce. Half

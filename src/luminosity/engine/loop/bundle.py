@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -14,17 +14,14 @@ from luminosity.engine.data.blocks import Block
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.timers import FamilyKey
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.loop.buffers import PendingOutput
+from luminosity.engine.loop.shard import Shard
+from luminosity.engine.loop.stage_input import StageInput
+from luminosity.engine.loop.stall import Stall
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
 from luminosity.errors import StepFailed
 
-if TYPE_CHECKING:
-    from luminosity.engine.loop.buffers import PendingOutput
-    from luminosity.engine.loop.shard import Shard
-    from luminosity.engine.loop.stage import StageRun
-    from luminosity.engine.loop.stalls import Stall
-    from luminosity.engine.loop.workers import Worker
-
-__all__ = ["Attempt", "Bundle", "Deadlines", "Search", "new_instruction_id", "slice_blocks"]
+__all__ = ["Attempt", "AttemptWorker", "Bundle", "Deadlines", "Overdue", "Search", "new_instruction_id", "slice_blocks"]
 
 _numbers = itertools.count(1)
 _LEAST_STALE = 64  # deadlines, before those that no longer count are removed
@@ -35,18 +32,42 @@ def new_instruction_id(prefix: str) -> str:
     return f"{prefix}{next(_numbers)}"
 
 
+class AttemptWorker(Protocol):
+    """What an attempt needs of the worker that runs it."""
+
+    id: str
+    writer: int  # its number among all processes that write blocks
+    has_exited: bool
+    warm_stages: set[str]  # ids of stages that have run here before
+    cpu_seconds: float  # what its committed bundles have reported
+    resident: int
+
+    def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
+        """Send an instruction. Does not wait for the response."""
+        ...
+
+    def vacate(self, attempt: Attempt) -> None:
+        """Free the slot of an attempt that has ended."""
+        ...
+
+    def cause(self, instruction_id: str) -> BaseException | None:
+        """Return the exception that failed the instruction, if it was raised in this process."""
+        ...
+
+
 @dataclass
 class Attempt:
     """One execution of a bundle in one worker, with everything that the worker has sent so far."""
 
     instruction_id: str
-    worker: Worker
+    worker: AttemptWorker
     stream_id: str
     started_at: float
     output_hold: int  # microseconds: no output is earlier
     is_warm: bool  # whether the worker has run this stage before
     open_outputs: set[str | FamilyKey]  # whose end mark has not arrived
     pending_output: PendingOutput
+    deadlines: Deadlines  # of all attempts in the worker's pool
     outputs: list[tuple[str, Block]] = field(default_factory=list[tuple[str, Block]])  # transform id and block
     timers: list[tuple[FamilyKey, bytes]] = field(default_factory=list[tuple[FamilyKey, bytes]])
     response: beam_fn_api_pb2.InstructionResponse | None = None
@@ -100,7 +121,7 @@ class Bundle:
     Owns its input blocks until it is committed or cut.
     """
 
-    stage: StageRun
+    stage: StageInput
     shards: tuple[Shard, ...]  # all whose keys the bundle may have; in a stage without state, the only one
     inputs: dict[str, list[Block]]  # by read id
     timers: dict[FamilyKey, list[TimerRecord]] = field(default_factory=dict[FamilyKey, list[TimerRecord]])
@@ -136,6 +157,31 @@ class Bundle:
     def timer_hold(self) -> int:
         """The earliest timestamp that the output of the bundle's timers may have."""
         return min((t.hold_micros for timers in self.timers.values() for t in timers), default=MAX)
+
+    def hold_watermark(self) -> None:
+        """Let the stage's watermark wait for the bundle."""
+        (self.stage.running_holds if self.inputs else self.stage.running_timer_holds).add(self.hold)
+
+    def _free_watermark(self) -> None:
+        (self.stage.running_holds if self.inputs else self.stage.running_timer_holds).remove(self.hold)
+
+    def finished(self) -> None:
+        """Note that the bundle is committed or replaced by others."""
+        for shard in self.shards:
+            shard.running -= 1
+        self._free_watermark()
+
+    def replace_inputs(self, inputs: dict[str, list[Block]]) -> None:
+        """Give the bundle other input, after its worker has ended. Releases the input that it had."""
+        self._free_watermark()
+        self.release()
+        self.set_inputs(inputs)
+        self.hold_watermark()
+
+    def split_at(self, at: float) -> None:
+        """Ask the attempt that runs to split at this time, and no longer at the time that was set before."""
+        assert self.attempt is not None
+        self.attempt.deadlines.set(self, self.attempt, at)
 
     def _blocks(self) -> Iterator[Block]:
         return (block for blocks in self.inputs.values() for block in blocks)
@@ -225,6 +271,15 @@ class Bundle:
                 timers.setdefault(family, []).append(timer)
             halves.append(Bundle(self.stage, self.shards, {}, timers, self.failures))
         return halves
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """A bundle whose worker is ended, because an element took longer than ``--element_timeout``."""
+
+    bundle: Bundle
+    stall: Stall
+    place: tuple[str, int] | None  # of the element: its read, and the place there; None if unknown
 
 
 class Deadlines:

@@ -17,7 +17,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
     stage, now = bundle.stage, parts.clock.monotonic()
     processed = bundle.count - attempt.given_back
-    stage.finished(bundle)
+    bundle.finished()
     left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)
     left += sum(splits.queue_residual(bundle, residual, now) for residual in response.residual_roots)
     if attempt.residuals or (stage.is_source and attempt.splits_requested):  # it may have refused, and ended itself
@@ -31,7 +31,9 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     for shard in bundle.shards if bundle.timers else ():
         shard.timers.settle(bundle.timers)
     for family, encoded in attempt.timers:
-        records = stage.timers_in_time(bundle, family, stage.timer_codecs[family].records(encoded))
+        records = stage.timers_in_time(
+            family, stage.timer_codecs[family].records(encoded), has_input=bool(bundle.inputs)
+        )
         for shard, own in by_shard(records, lambda record: record.key, bundle.shards, stage.shards):
             shard.timers.apply(family, own)
             if stage.expiry is not None:
@@ -60,7 +62,7 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     attempt.drop_outputs()
     _queue_residuals(bundle, attempt, parts.clock.monotonic())
     if attempt.ends or attempt.primary_roots:
-        bundle.stage.replace_inputs(bundle, bundle.kept_inputs(attempt))
+        bundle.replace_inputs(bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)
     for shard in bundle.shards:
         shard.renew_state_token()

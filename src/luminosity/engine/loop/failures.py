@@ -10,8 +10,8 @@ from dataclasses import replace
 from luminosity._shared.notebook import name_cells
 from luminosity._shared.text import LOST_WITH_NODE, describe_exit
 from luminosity._shared.user_code import fold, from_user_code
-from luminosity.engine.loop.bundle import Bundle, Search, slice_blocks
-from luminosity.engine.loop.stalls import Overdue, headline
+from luminosity.engine.loop.bundle import Bundle, Overdue, Search, slice_blocks
+from luminosity.engine.loop.stall import headline
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.process_limits import explain_exit, oom_kills
 from luminosity.engine.workers.elements import describe_input
@@ -133,7 +133,7 @@ class Failures:
         if bundle.exits < MAX_ATTEMPTS:
             return [bundle]
         stage, element = bundle.stage.plan, self._only_element(bundle)
-        cause, fix = explain_exit(exit_code, self._oom_kills, is_here=bundle.stage.pool.plan.lease is None)
+        cause, fix = explain_exit(exit_code, self._oom_kills, is_here=bundle.stage.pool_plan.lease is None)
         lines = [
             f"the worker {describe_exit(exit_code)} in each of {MAX_ATTEMPTS} attempts to process one element",
             f"  of step {stage.label!r} ({', '.join(stage.steps)})",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
-from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import PoolRun
 
 __all__ = ["allow_taking", "next_taking", "take_work", "work_to_take"]
@@ -30,7 +30,7 @@ def allow_taking(bundle: Bundle, attempt: Attempt, now: float) -> None:
     attempt.take_at = now + attempt.take_wait
 
 
-def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageRun], bool]) -> None:
+def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bool]) -> None:
     """Ask running bundles of the pool to give work to its free slots. Call it once nothing that is queued can start."""
     wanted = pool.free_slots()
     if not wanted:

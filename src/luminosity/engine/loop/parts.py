@@ -18,7 +18,7 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.stalls import Stall
+from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure

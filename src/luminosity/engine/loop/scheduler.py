@@ -15,7 +15,7 @@ from luminosity.engine.data.test_stream import Played
 from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import idle_workers, splits, transfers
 from luminosity.engine.loop.buffers import BufferRun
-from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
 from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.staff import Staff
@@ -87,7 +87,7 @@ class Scheduler:
         self._listener = listener
         self._messages = parts.world.mailbox()  # of ``Message``
         self._monotonic, self._micros = parts.clock.monotonic, parts.clock.micros
-        self._finalizing: dict[str, Worker] = {}  # by the instruction id of the request to finalize
+        self._finalizing: dict[str, AttemptWorker] = {}  # by the instruction id of the request to finalize
         self._staff = Staff(parts, self._messages.put)
         self._stalls = Stalls(listener.bundle_stalled, parts.failures.element, parts.config.element_timeout)
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
@@ -96,6 +96,7 @@ class Scheduler:
         self._look_at = 0.0  # when to look at all workers again
         self._round_at = 0.0  # when the last messages were handled
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
+        self._stages = {stage.id: stage for stage in parts.stages}
         self._latest_first = parts.stages[::-1]
         # The loop looks at these all the time. Most buffers and stages only pass elements on.
         self._pumped = [buffer for buffer in parts.buffers.values() if buffer.does_work]
@@ -406,7 +407,7 @@ class Scheduler:
             give_up(bundle, attempt, self._parts)
             cause = attempt.worker.cause(attempt.instruction_id)
             next_bundles = self._parts.failures.after_exception(bundle, failure, cause)
-            bundle.stage.retry(bundle, next_bundles)
+            self._stages[bundle.stage.id].retry(bundle, next_bundles)
             if next_bundles == [bundle]:
                 self._listener.bundle_retried(bundle, failure)
         self._has_changed = True
@@ -452,7 +453,7 @@ class Scheduler:
                 bundles = self._parts.failures.after_exit(bundle, code, was_alone=len(lost) == 1)
             else:
                 bundles = self._parts.failures.after_timeout(bundle, overdue)
-            bundle.stage.retry(bundle, bundles)
+            self._stages[bundle.stage.id].retry(bundle, bundles)
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._has_changed = True
@@ -515,7 +516,7 @@ class Scheduler:
         for bundle in worker.bundles.values():
             attempt = bundle.attempt
             if attempt is not None and not attempt.pending_splits and splits.can_split(bundle):
-                bundle.stage.pool.deadlines.set(bundle, attempt, now)
+                bundle.split_at(now)
 
     def _has_stopped(self) -> bool:
         """Return whether the run is to stop, and either no bundle runs any more or the time for them is up.

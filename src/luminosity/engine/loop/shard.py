@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
@@ -15,15 +15,16 @@ from luminosity.engine.data.timers import TimerStore
 from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.plan.codecs import ElementCodec, KeyedElement
 
-if TYPE_CHECKING:
-    from luminosity.engine.loop.workers import Worker
-
 __all__ = ["DelayedInput", "Shard", "by_shard", "cut_by_shard"]
 
 _T = TypeVar("_T")
 
 _SETTLED_S = 1.0  # a shard stays with its worker for this long: the worker's cache of its state is lost with each move
 _tokens = itertools.count(1)
+
+
+class _Worker(Protocol):
+    has_exited: bool
 
 
 class Shard:
@@ -47,7 +48,7 @@ class Shard:
         self.running = 0  # bundles
         self.had_timers = False  # whether its last bundle had timers, not input
         self.turn = 0  # rises with each bundle of the stage: the shard with the lowest is next
-        self.last_worker: Worker | None = None
+        self.last_worker: _Worker | None = None
         self._state_token = b""
         self._moved_at = -_SETTLED_S
 
@@ -60,7 +61,7 @@ class Shard:
         """Whether the worker lives that had the last bundle."""
         return self.last_worker is not None and not self.last_worker.has_exited
 
-    def state_token(self, worker: Worker, now: float) -> bytes:
+    def state_token(self, worker: _Worker, now: float) -> bytes:
         """Return the token under which ``worker``, which gets the next bundle, may cache the state of these keys.
 
         Under one token, a worker sees exactly the writes of its own committed bundles, and of all that were committed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
@@ -11,7 +11,7 @@ from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage_input import StageInput
 from luminosity.errors import ResourcesExceeded
 
 __all__ = ["SpillPolicy"]
@@ -29,7 +29,7 @@ class SpillPolicy:
     disk. Refers to the stages, groupings and side inputs, but owns none of them.
     """
 
-    def __init__(self, store: BlockStore, state: StateStore, stages: list[StageRun]) -> None:
+    def __init__(self, store: BlockStore, state: StateStore, stages: Sequence[StageInput]) -> None:
         self._store = store
         self._state = state
         self._stages = stages

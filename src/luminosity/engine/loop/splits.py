@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, slice_blocks
-
-if TYPE_CHECKING:
-    from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage import StageRun
 
 __all__ = [
     "apply",
@@ -66,7 +62,7 @@ def hasten(stage: StageRun) -> None:
         if attempt is None or attempt.is_patient or attempt.splits_requested:
             continue
         if can_split(bundle):
-            stage.pool.deadlines.set(bundle, attempt, min(attempt.split_at, attempt.started_at + turn))
+            bundle.split_at(min(attempt.split_at, attempt.started_at + turn))
 
 
 def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:
@@ -112,7 +108,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
             attempt.given_back += end - start
             if stage.sized_work is not None:
                 attempt.given_back_size += stage.sized_work.size(read_id, blocks)
-            stage.give_back(bundle, read_id, blocks)
+            stage.give_back(bundle.shards, read_id, blocks)
             if not stage.plan.is_splittable:
                 stage.size.had_begun(start)
     primaries: dict[str, list[bytes]] = {}
@@ -140,7 +136,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         # It may still set up its steps, which takes seconds if they load models: wait longer each time.
         rounds, fraction = divmod(attempt.splits_requested, len(_FRACTIONS))
         wait = _REQUEST_AGAIN_S if fraction else max(_REQUEST_AGAIN_S, stage.size.deadline_seconds(now))
-        stage.pool.deadlines.set(bundle, attempt, now + min(_LONGEST_WAIT_S, wait * 2**rounds))
+        bundle.split_at(now + min(_LONGEST_WAIT_S, wait * 2**rounds))
 
 
 def where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, int, float]:

@@ -12,23 +12,19 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity._shared.hangs import ask_for_stacks, is_stopped, parse_stacks, read_stacks
 from luminosity._shared.notebook import name_cells
-from luminosity._shared.text import Private, duration
 from luminosity._shared.user_code import is_users_file
 from luminosity.engine.data import wire
-from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
-from luminosity.engine.workers.failure import describe_location
+from luminosity.engine.loop.bundle import Attempt, Bundle, Overdue, new_instruction_id
+from luminosity.engine.loop.stall import Doing, Stall, headline
+from luminosity.engine.loop.workers import Worker
 from luminosity.engine.workers.sdk.bundle_report import BundleReport
 
-if TYPE_CHECKING:
-    from luminosity.engine.loop.workers import Worker
-
-__all__ = ["TIMES", "Doing", "Overdue", "Quiet", "Stall", "StallTimes", "Stalls", "headline"]
+__all__ = ["TIMES", "Quiet", "StallTimes", "Stalls"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -38,9 +34,6 @@ _LEAST_ASK_S = 0.25  # between two questions to a worker
 _ASKS_PER_TIMEOUT = 4.0  # so that an element is ended at most a quarter later than asked for
 _SAMPLE_S = 2.0  # for a process to write its stacks
 _BETWEEN_TOLD = 2.0  # a stall is told again when it has lasted this many times as long
-
-Doing = Literal["element", "start", "finish", "setup", "loading", "nothing"]
-"""What a bundle does: ``loading``: it waits for a model that is loaded; ``nothing``: its worker does not answer."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +62,6 @@ class StallTimes:
 
 
 TIMES = StallTimes()
-
-
-@dataclass(frozen=True)
-class Stall:
-    """A bundle that takes long, and what its worker says about it."""
-
-    doing: Doing
-    seconds: float  # for which no step has taken or emitted an element
-    is_stalled: bool  # False: it takes long, but may well do so
-    step: str
-    worker: str
-    pid: int = 0  # 0 on a cluster
-    node: str = ""
-    state: str = ""  # of the worker's process, or of the one it waits for: "stopped" or "does not answer"
-    waits_for: str = ""  # such as the name of a model
-    location: str = ""  # file and line of the user's code
-    stack: str = ""
-    element: str = ""  # shortened; data, so that it must not be recorded
-
-    def details(self) -> tuple[str, Private, str]:
-        """Return the place, the element and the stack, each as lines that follow others, or empty."""
-        place = f"\n  at {describe_location(self.location)}" if self.location else ""
-        element = Private(f"\n  element: {self.element}" if self.element else "")
-        stack = f"\n  stack (most recent call last):\n{self.stack}" if self.stack else ""
-        return place, element, stack
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """A bundle whose worker is ended, because an element took longer than ``--element_timeout``."""
-
-    bundle: Bundle
-    stall: Stall
-    place: tuple[str, int] | None  # of the element: its read, and the place there; None if unknown
 
 
 class Quiet:
@@ -173,6 +132,7 @@ class Quiet:
 class _Watched:
     """One attempt that takes long, and the state of the questions about it."""
 
+    worker: Worker
     bundle: Bundle
     attempt: Attempt
     quiet: Quiet
@@ -227,7 +187,7 @@ class Stalls:
                 watched = self._watched.get(instruction_id)
                 if watched is None:
                     quiet = Quiet(attempt.started_at)
-                    watched = self._watched[instruction_id] = _Watched(bundle, attempt, quiet, now)
+                    watched = self._watched[instruction_id] = _Watched(worker, bundle, attempt, quiet, now)
                 watched.quiet.skip(gap)
                 self._look_at(watched, told, now)
         for instruction_id in self._watched.keys() - running:
@@ -245,7 +205,7 @@ class Stalls:
         return False
 
     def _look_at(self, watched: _Watched, told: set[str], now: float) -> None:
-        quiet, attempt, worker = watched.quiet, watched.attempt, watched.attempt.worker
+        quiet, attempt, worker = watched.quiet, watched.attempt, watched.worker
         quiet.sent(len(attempt.outputs), now)
         self._learn(watched)
         if not watched.question and now >= watched.ask_at:
@@ -291,14 +251,14 @@ class Stalls:
         watched.quiet.asked_at = now
         request = beam_fn_api_pb2.InstructionRequest(instruction_id=watched.question)
         request.process_bundle_progress.instruction_id = watched.attempt.instruction_id
-        watched.attempt.worker.instruct(request)
+        watched.worker.instruct(request)
 
     def _is_being_sampled(self, watched: _Watched, seconds: float, now: float) -> bool:
         """Ask a process that does not answer for its stacks, once for each message. Returns whether they are to come.
 
         Workers of other machines are not asked: they answer themselves, or not at all.
         """
-        process = watched.attempt.worker.process
+        process = watched.worker.process
         if process is None or process.node() or not process.pid or is_stopped(process.pid):
             return False
         if watched.sampled_at is None or (watched.dump and seconds >= watched.tell_at > 0):
@@ -310,7 +270,7 @@ class Stalls:
         return not watched.dump and now - watched.sampled_at < _SAMPLE_S
 
     def _stall(self, watched: _Watched, doing: Doing, seconds: float, *, is_stalled: bool) -> Stall:
-        worker, report, stage = watched.attempt.worker, watched.quiet.report, watched.bundle.stage.plan
+        worker, report, stage = watched.worker, watched.quiet.report, watched.bundle.stage.plan
         process = worker.process
         stall = Stall(
             doing,
@@ -338,7 +298,7 @@ class Stalls:
 
     def _element(self, watched: _Watched) -> str:
         """Return the element of the bundle's input that is in progress, or how many may be; empty if unknown."""
-        process = watched.attempt.worker.process
+        process = watched.worker.process
         if process is None or process.node():
             return ""  # the data may lie on another machine
         found = _in_progress(watched)
@@ -351,13 +311,13 @@ class Stalls:
 
     def _goes_on(self, watched: _Watched) -> None:
         if watched.attempt.stall is not None and watched.tell_at:
-            _LOGGER.info("step %r goes on in worker %s", watched.attempt.stall.step, watched.attempt.worker.id)
+            _LOGGER.info("step %r goes on in worker %s", watched.attempt.stall.step, watched.worker.id)
         watched.attempt.stall, watched.tell_at, watched.sampled_at = None, 0.0, None
 
     def _end(self, watched: _Watched, stall: Stall) -> None:
         """End the worker, and the model host for which it waits: the bundle is tried again in another worker."""
         watched.is_ending = True
-        worker, report = watched.attempt.worker, watched.quiet.report
+        worker, report = watched.worker, watched.quiet.report
         found = _in_progress(watched)
         place = found[:2] if found is not None and found[1] == found[2] else None
         worker.overdue = Overdue(watched.bundle, stall, place)
@@ -399,37 +359,6 @@ def _in_progress(watched: _Watched) -> tuple[str, int, int] | None:
         if 0 <= first <= last < count:
             return read_id, first, last
     return None
-
-
-def headline(stall: Stall) -> str:
-    """Return in one line which step does not go on, for how long, and where.
-
-    >>> headline(Stall("element", 42.0, True, "Parse", "w3", pid=1234))
-    "step 'Parse' has worked on one element for 42 s, in worker w3 (pid 1234)"
-    >>> headline(Stall("nothing", 42.0, True, "Parse", "w3", pid=1234, state="stopped"))
-    "step 'Parse' has done nothing for 42 s: worker w3 (pid 1234) is stopped, by a signal or a debugger"
-    """
-    where = f"worker {stall.worker}"
-    if stall.pid:
-        where += f" (pid {stall.pid})"
-    if stall.node:
-        where += f" on node {stall.node[:8]}"
-    took, state = duration(stall.seconds), _STATES.get(stall.state, stall.state)
-    if stall.doing == "nothing":
-        return f"step {stall.step!r} has done nothing for {took}: {where} {state}"
-    words = {
-        "element": "has worked on one element",
-        "start": "has been in start_bundle",
-        "finish": "has been in finish_bundle",
-        "setup": "sets up",
-        "loading": f"waits for {stall.waits_for} to be loaded",
-    }[stall.doing]
-    if stall.waits_for and stall.doing != "loading":
-        words = f"has waited for {stall.waits_for}"
-    return f"step {stall.step!r} {words} for {took}, in {where}" + (f": it {state}" if state else "")
-
-
-_STATES = {"stopped": "is stopped, by a signal or a debugger", "does not answer": "does not answer"}
 
 
 def _is_in_bundle(dump: str) -> bool:

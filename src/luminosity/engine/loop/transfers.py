@@ -13,7 +13,7 @@ from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import idle_workers, splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import Sent, Worker
 
 __all__ = ["receive", "start"]
@@ -35,9 +35,10 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         is_warm=stage.id in worker.warm_stages,
         open_outputs={w.transform_id for w in stage.plan.writes} | {f.key for f in stage.plan.timers},
         pending_output=parts.outflows[stage.id].begin(bundle.count),
+        deadlines=worker.pool.deadlines,
     )
     if splits.can_split(bundle):
-        stage.pool.deadlines.set(bundle, attempt, now + stage.size.deadline_seconds(now))
+        bundle.split_at(now + stage.size.deadline_seconds(now))
         idle_workers.allow_taking(bundle, attempt, now)
     attempt.is_patient = stage.is_source and stage.size.next_is_patient()
     shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
@@ -62,7 +63,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     worker.connection.send(stream_id, _input_elements(bundle, instruction_id))
 
 
-def _open_side_inputs(attempt: Attempt, stage: StageRun, parts: RunParts) -> dict[tuple[str, str], SideInputReader]:
+def _open_side_inputs(attempt: Attempt, stage: StageInput, parts: RunParts) -> dict[tuple[str, str], SideInputReader]:
     """Return what reads the unbounded side inputs of an attempt: for each of them the version that is current now."""
     readers: dict[tuple[str, str], SideInputReader] = {}
     for side_input in stage.plan.side_inputs:
@@ -140,8 +141,8 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
         bundle.stage.size.started(now - attempt.started_at)
         if not attempt.splits_requested:
             split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
-            bundle.stage.pool.deadlines.set(bundle, attempt, split_at)
+            bundle.split_at(split_at)
     is_enough = attempt.pending_output.add(bundle.stage.written_buffers[data.transform_id], block.size)
     if is_enough and splits.can_split(bundle) and not attempt.splits_requested:
         # The queue behind it is full: the rest of the input can wait.
-        bundle.stage.pool.deadlines.set(bundle, attempt, 0.0)
+        bundle.split_at(0.0)

@@ -14,9 +14,8 @@ from luminosity.core import THREAD_VARIABLES
 from luminosity.engine.data.world import Clock
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines
+from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines, Overdue
 from luminosity.engine.loop.metrics import BusyTime
-from luminosity.engine.loop.stalls import Overdue
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.resources.nodes import LeaseNeeds

@@ -13,7 +13,7 @@ from typing import Literal
 from luminosity._shared.notebook import name_cells
 from luminosity._shared.text import first_line
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.stalls import Stall, headline
+from luminosity.engine.loop.stall import Stall, headline
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.reporting.inference_progress import LoadedModels
 from luminosity.engine.reporting.log_messages import LogCapture, Logged, bounded_traceback

@@ -11,7 +11,8 @@ from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.stalls import Stall
+from luminosity.engine.loop.stage_input import StageInput
+from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.reporting.inference_progress import Views
@@ -59,7 +60,7 @@ class Snapshots:
         self._memory = memory
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
-        self._label_of: Callable[[StageRun], str] = lambda stage: labels[stage.id]
+        self._label_of: Callable[[StageInput], str] = lambda stage: labels[stage.id]
         self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
         streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
@@ -314,7 +315,7 @@ class _Statuses:
         stages: Sequence[StageRun],
         buffers: dict[bytes, BufferRun],
         clock: Clock,
-        label_of: Callable[[StageRun], str],
+        label_of: Callable[[StageInput], str],
     ) -> None:
         self._clock = clock
         self._label_of = label_of
@@ -349,9 +350,9 @@ class _Statuses:
             return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
         return "waiting", ()  # for a timer or a delayed element
 
-    def _unfinished(self, stages: Iterable[StageRun]) -> tuple[str, ...]:
+    def _unfinished(self, stages: Iterable[StageInput]) -> tuple[str, ...]:
         return tuple(self._label_of(stage) for stage in stages if not stage.is_done())
 
 
-def _writers(buffers: Iterable[BufferRun]) -> list[StageRun]:
+def _writers(buffers: Iterable[BufferRun]) -> list[StageInput]:
     return list(dict.fromkeys(writer for buffer in buffers for writer in buffer.writers))
