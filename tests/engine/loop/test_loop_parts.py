@@ -18,9 +18,10 @@ from luminosity.engine.data.world import THIS_MACHINE, WallClock
 from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.buffers import BufferRun, Outflow
 from luminosity.engine.loop.bundle import Deadlines
+from luminosity.engine.loop.dispatch import rank
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.scheduler import Scheduler, in_turn
+from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.loop.sizing import BundleSize
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.splits import hasten
@@ -56,7 +57,7 @@ def test_late_stages_get_workers_first_but_starve_no_stage_of_a_stream(
         cast(Any, SimpleNamespace(id=name, plan=plan, has_begun=name != "first"))
         for name in ("late", "middle", "first", "source")
     ]
-    order = in_turn(latest_first, {"source": 100.0, "middle": 100.0 + waited_s}, 100.0 + waited_s)
+    order = rank(latest_first, {"source": 100.0, "middle": 100.0 + waited_s}, 100.0 + waited_s)
     assert [stage.id for stage in order] == expected
 
 
@@ -66,8 +67,8 @@ def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
         cast(Any, SimpleNamespace(id=name, plan=SimpleNamespace(has_endless_input=name == "stream"), has_begun=True))
         for name in ("stream", "bounded")
     ]
-    assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 100.1)] == ["stream", "bounded"]
-    assert [stage.id for stage in in_turn(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
+    assert [stage.id for stage in rank(latest_first, {"bounded": 100.0}, 100.1)] == ["stream", "bounded"]
+    assert [stage.id for stage in rank(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
 
 
 def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> list[Any]:

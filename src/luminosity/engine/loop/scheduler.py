@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -17,6 +16,7 @@ from luminosity.engine.loop import idle_workers, splits, transfers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle, new_instruction_id
 from luminosity.engine.loop.commit import commit, give_up
+from luminosity.engine.loop.dispatch import Dispatch
 from luminosity.engine.loop.parts import LoopListener, RunParts
 from luminosity.engine.loop.staff import Staff
 from luminosity.engine.loop.stage import StageRun
@@ -36,7 +36,7 @@ from luminosity.engine.loop.workers import (
 from luminosity.engine.workers.failure import Failure
 from luminosity.errors import RunCancelled, SpillFailed
 
-__all__ = ["Scheduler", "in_turn"]
+__all__ = ["Scheduler"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ _FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last 
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
-_MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
 _SUSPECT_S = 1.0  # a source that has run alone for this long does not kill workers: it may wait for hours
 _LOOK_S = 0.25  # between two looks at all workers: short beside any time that is allowed to them
 _PUMP_S = 0.02  # how long one grouping may keep the loop from its messages
@@ -52,26 +51,6 @@ _LEAST_TIMEOUT_S = 0.001  # of a wait for messages: threads that send them get t
 _MANY_WORKERS = 100  # for which the loop lets messages gather: a round of the loop costs as much as half a bundle
 _GATHER_S = 0.004  # from one round to the next, with many workers: short beside their bundles
 _HANDLE_S = 0.01  # how long messages may keep the loop from starting bundles: a worker that is done waits for its next
-
-
-def in_turn(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float], now: float) -> list[StageRun]:
-    """Return the order in which stages get workers.
-
-    Last stages come first: elements near the end of the pipeline free the most memory. But a stage's very first bundle
-    is small and never waits, since its output may be a side input that other stages wait for. In a stream, later stages
-    may have work all the time, such as timers that set themselves again. So a stage that has waited for long goes
-    before them: without its source, a stream has no watermark, and no window of such timers ever ends. The same holds
-    for a stage with bounded input beside a stream, which may meet the stream in a Flatten or as a side input.
-    """
-    if not any(stage.plan.has_endless_input for stage in latest_first):
-        return sorted(latest_first, key=lambda stage: stage.has_begun)
-
-    def place(stage: StageRun) -> tuple[bool, bool]:
-        since = waiting_since.get(stage.id)
-        has_waited = since is not None and now - since > _MOST_PATIENT_S
-        return not has_waited, stage.has_begun
-
-    return sorted(latest_first, key=place)
 
 
 class Scheduler:
@@ -90,14 +69,13 @@ class Scheduler:
         self._finalizing: dict[str, AttemptWorker] = {}  # by the instruction id of the request to finalize
         self._staff = Staff(parts, self._messages.put)
         self._stalls = Stalls(listener.bundle_stalled, parts.failures.element, parts.config.element_timeout)
-        self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
+        self._dispatch = Dispatch(parts, self._staff)
         self._is_pumping = False
         self._has_changed = False  # whether bundles have ended since the watermarks were computed
         self._look_at = 0.0  # when to look at all workers again
         self._round_at = 0.0  # when the last messages were handled
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
         self._stages = {stage.id: stage for stage in parts.stages}
-        self._latest_first = parts.stages[::-1]
         # The loop looks at these all the time. Most buffers and stages only pass elements on.
         self._pumped = [buffer for buffer in parts.buffers.values() if buffer.does_work]
         self._expiring = [stage for stage in parts.stages if stage.expiry is not None or stage.gate is not None]
@@ -134,7 +112,7 @@ class Scheduler:
                     break
                 self._pump()
                 if not self._is_stopping:
-                    self._dispatch()
+                    self._dispatch.start_bundles(self._monotonic(), self._micros())
                 self._play_test_events()
                 self._merge_metrics()
                 self._handle_messages(self._wait_seconds())
@@ -184,59 +162,6 @@ class Scheduler:
             stage.dropped = 0
         if has_expired:
             self._is_pumping = True  # there may be more of them; and timers held the watermark back
-
-    def _dispatch(self) -> None:
-        """Start bundles while there are input and free slots."""
-        now = self._monotonic()
-        wall_micros = self._micros()
-        saturated: set[int] = set()
-        wanted_idle: set[int] = set()  # pools in which a suspect bundle waits for a worker that runs no other
-        for stage in in_turn(self._latest_first, self._waiting_since, now):
-            stage.wake_delayed(now)
-            if not stage.is_ready or not stage.has_work(wall_micros) or self._is_gathering(stage, now):
-                continue
-            if stage.is_source and id(stage.pool) in wanted_idle:
-                continue
-            outflow = self._parts.outflows[stage.id]
-            free: int | None = None  # slots of the pool; counted once if that is possible
-            while stage.has_work(wall_micros) and not outflow.is_held_back():
-                is_suspect = stage.next_is_suspect()
-                worker = stage.pool.free_worker(
-                    stage.id, stage.max_active_bundles, is_idle=is_suspect, is_source=stage.is_source
-                )
-                if worker is None:
-                    if stage.is_source:
-                        splits.hasten(stage)
-                    if is_suspect:
-                        wanted_idle.add(id(stage.pool))
-                    saturated.add(id(stage.pool))
-                    self._waiting_since.setdefault(stage.id, now)
-                    self._staff.want_worker(stage.pool, now, stage.queued, may_borrow=not stage.is_source)
-                    break
-                self._waiting_since.pop(stage.id, None)
-                free = stage.pool.free_slots() if free is None else free
-                most_elements = outflow.most_elements(max(1, free))
-                taken = stage.next_bundle(worker, now, wall_micros, most_elements)
-                if taken is None:
-                    if stage.is_source:
-                        splits.hasten(stage)  # in the worker to which a restriction returns
-                    break
-                bundle, worker = taken
-                # Bundles that start one after the other also end so: not all at once, at a common deadline.
-                transfers.start(bundle, worker, self._parts, self._monotonic())
-                # A suspect bundle takes all slots of its worker, and a core that is lent makes others unusable.
-                free = None if bundle.is_suspect or stage.pool.plan.borrowed else free - 1
-        for pool in self._parts.pools:
-            if pool.free_slots():
-                idle_workers.take_work(pool, now, lambda stage: self._parts.outflows[stage.id].is_held_back())
-            elif pool.workers and pool.may_grow() and (work := idle_workers.work_to_take(pool, now)):
-                saturated.add(id(pool))
-                self._staff.want_worker(pool, now, work)
-        self._staff.keep_saturated(saturated)
-
-    def _is_gathering(self, stage: StageRun, now: float) -> bool:
-        """Return whether a sink waits for more input. A TestStream sends none before the sink has done its work."""
-        return self._parts.test_streams is None and stage.is_gathering(now)
 
     def _play_test_events(self) -> None:
         """Play the next events of TestStreams once all that came of the last ones is done."""
