@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
@@ -15,6 +15,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.expiry import expiry_micros
 from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
+from luminosity.engine.data.panes.pane_rows import Panes
 from luminosity.engine.data.panes.pane_values import PaneValues
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.data.panes.window_panes import WindowPanes
@@ -34,43 +35,7 @@ _INPUT_KEY = b"g"  # of the row with the pending input in a checkpoint, which co
 _BREATH_ELEMENTS = 200  # between two looks at the deadline: about a millisecond
 
 
-class _Panes(Protocol):
-    """Decides which values of a key come out when."""
-
-    @property
-    def earliest(self) -> int: ...
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    @property
-    def output_watermark(self) -> int: ...
-
-    @property
-    def memory_bytes(self) -> int: ...
-
-    def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]: ...
-
-    def advance(self, watermark: int) -> Iterator[tuple[bytes, WindowedValue] | None]: ...
-
-    def settle(self) -> None: ...
-
-    def next_fire(self) -> int | None: ...
-
-    def has_due(self) -> bool: ...
-
-    def spill(self, folder: str, wanted: int) -> tuple[int, int]: ...
-
-    def track(self, codec: ElementCodec) -> None: ...
-
-    def save(self, changes: Changes, owner: str) -> None: ...
-
-    def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]: ...
-
-    def release(self) -> None: ...
-
-
-def panes_of(windowing: Windowing, clock: Clock) -> _Panes:
+def panes_of(windowing: Windowing, clock: Clock) -> Panes[Any]:
     """Return what decides on the panes of a GroupByKey with this windowing."""
     is_simple = isinstance(windowing.windowfn, NonMergingWindowFn) and windowing.triggerfn == trigger.DefaultTrigger()
     return WindowPanes(windowing) if is_simple else TriggerPanes(windowing, clock)

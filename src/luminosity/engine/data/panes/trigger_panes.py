@@ -7,28 +7,26 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from apache_beam.internal import pickler
-from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.timeutil import TimeDomain, TimestampCombinerImpl
-from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn, TimestampCombiner, WindowFn
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn, WindowFn
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.expiry import expiry_micros
-from luminosity.engine.data.panes.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
-from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, PaneValues, spill_values
+from luminosity.engine.data.panes.pane_rows import Panes
+from luminosity.engine.data.panes.pane_values import PaneValues
 from luminosity.engine.data.panes.trigger_state import EXPIRY, Schedule, WindowState
-from luminosity.engine.data.saved_rows import Changes, SingleRow
-from luminosity.engine.data.watermarks import MIN, Holds
+from luminosity.engine.data.saved_rows import Changes
+from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.data.world import Clock
-from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["TriggerPanes"]
 
 _COMBINE_PREFIX = b"u"  # of rows in a checkpoint: a combining function of triggers. They come before those of entries
 
 
-class TriggerPanes:
+class TriggerPanes(Panes[WindowState]):
     """Keeps the state and the timers of triggers, for each key and window.
 
     Fires what Beam's ``GeneralTriggerDriver`` does, with the same triggers, but keeps the state of each window apart.
@@ -38,63 +36,33 @@ class TriggerPanes:
     """
 
     def __init__(self, windowing: Windowing, clock: Clock) -> None:
-        combiner: Any = windowing.timestamp_combiner
-        self._windowing = windowing
+        super().__init__(windowing)
         self._clock = clock
         self._trigger: Any = windowing.triggerfn
         self._has_on_time_pane = self._trigger.has_ontime_pane()
-        self._combiner: TimestampCombinerImpl = TimestampCombiner.get_impl(combiner, windowing.windowfn)
-        self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
-        self._accumulates = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
         self._merges = not isinstance(windowing.windowfn, NonMergingWindowFn)
         self._keys: dict[bytes, dict[BoundedWindow, WindowState]] = {}
         self._schedule = Schedule(clock)
         self._last_number = 0  # of a window
-        self._holds = Holds()
-        self._watermark = self.output_watermark = MIN
         self._watermark_time = Timestamp(micros=MIN)
-        self.memory_bytes = 0
-        self._entry_bytes = ENTRY_BYTES
-        self._rows: PaneRows[WindowState] | None = None  # if the run is saved
-        self._time = SingleRow(TIME_KEY)
         self._combines: dict[str, Any] = {}  # combining functions that a checkpoint has, by tag
-        self._codec: ElementCodec | None = None
-
-    def track(self, codec: ElementCodec) -> None:
-        """Note from now on what changes between two checkpoints. ``codec`` encodes windows."""
-        self._rows = PaneRows()
-        self._codec = codec
-        self._entry_bytes += ROWS_BYTES
 
     def save(self, changes: Changes, owner: str) -> None:
         """Write what has changed since the last checkpoint. Call it when nothing is left of :meth:`advance`."""
-        assert self._rows is not None
         known = len(self._combines)
-        self._time.save((self._watermark, self.output_watermark), changes, owner)
-        self._rows.save(changes, owner, self._fields)
+        super().save(changes, owner)
         for tag, combine in itertools.islice(self._combines.items(), known, None):
             changes.put(owner, _COMBINE_PREFIX + tag.encode(), pickler.dumps(combine))
 
-    def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Take over the rows of a checkpoint, in the order of their keys, after :meth:`track`.
-
-        Yields often, so that you can look at the memory. Timers of processing time that are due by now fire with the
-        next :meth:`advance`.
-        """
-        assert self._rows is not None
-        for added in self._rows.restore(saved, self._restored, self._restore_shared):
-            self.memory_bytes += added
-            yield None
-
     def _restore_shared(self, key: bytes, value: bytes) -> None:
-        if key == TIME_KEY:
-            self._watermark, self.output_watermark = self._time.restore(value)
-            self._watermark_time = Timestamp(micros=self._watermark)
-        elif key.startswith(_COMBINE_PREFIX):
+        super()._restore_shared(key, value)
+        self._watermark_time = Timestamp(micros=self._watermark)
+        if key.startswith(_COMBINE_PREFIX):
             self._combines[key[len(_COMBINE_PREFIX) :].decode()] = pickler.loads(value)
 
-    def _fields(self, state: WindowState, _: None) -> tuple[Any, ...]:
+    def _fields(self, entry: WindowState, of: None) -> tuple[Any, ...]:
         assert self._codec is not None
+        state = entry
         time = state.time.micros if state.time is not None else None
         counts = state.panes, state.nonspeculative_panes, state.is_finished, state.is_unfired
         machine = state.saved(self._combines)
@@ -113,11 +81,6 @@ class TriggerPanes:
         self._last_number = max(self._last_number, *state.numbers)
         self.memory_bytes += self._entry_bytes + len(key)
         return state
-
-    @property
-    def earliest(self) -> int:
-        """The earliest timestamp that a pane may have, in microseconds."""
-        return self._holds.minimum
 
     @property
     def is_empty(self) -> bool:
@@ -185,25 +148,12 @@ class TriggerPanes:
             self._forget(state)
         self.settle()
 
-    def settle(self) -> None:
-        """Move the watermark of the output as far as the panes that are to come allow."""
-        self.output_watermark = max(self.output_watermark, min(self._watermark, self._holds.minimum))
-
-    def spill(self, folder: str, wanted: int) -> tuple[int, int]:
-        """Move values to disk, those of the windows that end last first. Returns the bytes freed and written."""
+    def _last_first(self) -> list[WindowState]:
         states = [state for windows in self._keys.values() for state in windows.values()]
-        states.sort(key=lambda state: state.last.micros, reverse=True)
-        freed, written = spill_values((state.values for state in states), folder, wanted)
-        self.memory_bytes -= freed
-        return freed, written
+        return sorted(states, key=lambda state: state.last.micros, reverse=True)
 
-    def release(self) -> None:
-        """Drop all windows."""
-        for windows in self._keys.values():
-            for state in windows.values():
-                state.values.release()
+    def _clear(self) -> None:
         self._keys.clear()
-        self.memory_bytes = 0
 
     def _fire(self, domain: str, now: int) -> Iterator[tuple[bytes, WindowedValue] | None]:
         while (timer := self._schedule.take_due(domain, now)) is not None:
@@ -233,15 +183,11 @@ class TriggerPanes:
         del windows[state.window]
         if not windows:
             del self._keys[state.key]
-        self._close(state)
+        self._close(state.key, state)
 
-    def _close(self, state: WindowState) -> None:
-        self._set_hold(state, None)
-        state.clear_timers()
-        if self._rows is not None:
-            self._rows.drop(state)
-        self.memory_bytes -= self._entry_bytes + len(state.key) + state.values.memory_bytes
-        state.values.release()
+    def _close(self, key: bytes, entry: WindowState) -> None:
+        entry.clear_timers()
+        super()._close(key, entry)
 
     def _merge(
         self, windows: dict[BoundedWindow, WindowState], added: dict[BoundedWindow, list[WindowedValue]]
@@ -291,7 +237,7 @@ class TriggerPanes:
             if self._rows is not None and other.values.is_on_disk:
                 self._rows.rewrite_values(state)  # those on disk come before those in memory
             state.absorb(other)
-            self._close(other)
+            self._close(other.key, other)
         if state is not None:
             if self._rows is not None:
                 self._rows.change(state)
@@ -350,11 +296,3 @@ class TriggerPanes:
         hold = state.time.micros // 1000 * 1000 if state.time is not None else None
         is_late = hold is not None and hold < self.output_watermark // 1000 * 1000
         self._set_hold(state, None if is_late else hold)
-
-    def _set_hold(self, state: WindowState, hold: int | None) -> None:
-        if hold != state.hold:
-            if state.hold is not None:
-                self._holds.remove(state.hold)
-            if hold is not None:
-                self._holds.add(hold)
-            state.hold = hold

@@ -7,19 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from apache_beam.transforms import trigger
 from apache_beam.transforms.core import Windowing
-from apache_beam.transforms.timeutil import TimestampCombinerImpl
-from apache_beam.transforms.window import BoundedWindow, TimestampCombiner
+from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.expiry import expiry_micros
-from luminosity.engine.data.panes.pane_rows import ROWS_BYTES, TIME_KEY, PaneRows
-from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, PaneValues, spill_values
-from luminosity.engine.data.saved_rows import Changes, SingleRow
-from luminosity.engine.data.watermarks import MIN, Holds
-from luminosity.engine.plan.codecs import ElementCodec
+from luminosity.engine.data.panes.pane_rows import Panes
+from luminosity.engine.data.panes.pane_values import PaneValues
 
 __all__ = ["WindowPanes"]
 
@@ -45,57 +40,24 @@ class _Window:
     keys: dict[bytes, _Values] = field(default_factory=dict[bytes, _Values])
 
 
-class WindowPanes:
+class WindowPanes(Panes[_Values]):
     """Keeps the values of all keys window by window. A window fires when the watermark passes its end.
 
     Elements that come later, but not too late, fire a pane at once. Fires what Beam's trigger machine would.
     """
 
     def __init__(self, windowing: Windowing) -> None:
-        combiner: Any = windowing.timestamp_combiner
-        self._windowing = windowing
-        self._combiner: TimestampCombinerImpl = TimestampCombiner.get_impl(combiner, windowing.windowfn)
-        self._keeps_times = windowing.timestamp_combiner != TimestampCombiner.OUTPUT_AT_EOW
-        self._accumulates = windowing.accumulation_mode == trigger.AccumulationMode.ACCUMULATING
+        super().__init__(windowing)
         self._windows: dict[BoundedWindow, _Window] = {}
         self._ends: list[tuple[int, int, _Window]] = []  # a heap of windows that have not fired
         self._expiries: list[tuple[int, int, _Window]] = []  # a heap of all windows
         self._count = 0  # of all windows so far, since windows have no order
-        self._holds = Holds()
-        self._watermark = self.output_watermark = MIN
-        self.memory_bytes = 0
-        self._entry_bytes = ENTRY_BYTES
-        self._rows: PaneRows[_Values] | None = None  # if the run is saved
-        self._time = SingleRow(TIME_KEY)
-        self._codec: ElementCodec | None = None
         self._restored_windows: dict[bytes, _Window] = {}  # by their encoding, which is quicker to compare
 
-    def track(self, codec: ElementCodec) -> None:
-        """Note from now on what changes between two checkpoints. ``codec`` encodes windows."""
-        self._rows = PaneRows()
-        self._codec = codec
-        self._entry_bytes += ROWS_BYTES
-
-    def save(self, changes: Changes, owner: str) -> None:
-        """Write what has changed since the last checkpoint. Call it when nothing is left of :meth:`advance`."""
-        assert self._rows is not None
-        self._time.save((self._watermark, self.output_watermark), changes, owner)
-        self._rows.save(changes, owner, self._fields)
-
     def restore(self, saved: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
-        """Take over the rows of a checkpoint, in the order of their keys, after :meth:`track`.
-
-        Yields often, so that you can look at the memory.
-        """
-        assert self._rows is not None
-        for added in self._rows.restore(saved, self._restored, self._restore_time):
-            self.memory_bytes += added
-            yield None
+        """Take over the rows of a checkpoint, in the order of their keys, after :meth:`track`."""
+        yield from super().restore(saved)
         self._restored_windows.clear()
-
-    def _restore_time(self, key: bytes, value: bytes) -> None:
-        if key == TIME_KEY:
-            self._watermark, self.output_watermark = self._time.restore(value)
 
     def _fields(self, entry: _Values, of: tuple[BoundedWindow, bytes]) -> tuple[Any, ...]:
         assert self._codec is not None
@@ -116,22 +78,9 @@ class WindowPanes:
         return entry
 
     @property
-    def earliest(self) -> int:
-        """The earliest timestamp that a pane may have, in microseconds."""
-        return self._holds.minimum
-
-    @property
     def is_empty(self) -> bool:
         """Whether no window is open."""
         return not self._windows
-
-    def next_fire(self) -> int | None:
-        """Return None: no pane depends on the clock."""
-        return None
-
-    def has_due(self) -> bool:
-        """Return False: late elements fire at once."""
-        return False
 
     def add(self, key: bytes, values: list[WindowedValue]) -> Iterator[tuple[bytes, WindowedValue]]:
         """Add values of a key, in windows that have not expired, and yield the panes that fire at once."""
@@ -167,7 +116,7 @@ class WindowPanes:
                 for key in list(of_window.keys):
                     entry = of_window.keys.pop(key)
                     yield key, self._pane(of_window, key, entry, PaneInfoTiming.ON_TIME)
-                    self._forget(key, entry)
+                    self._close(key, entry)
             else:
                 for key, entry in of_window.keys.items():
                     yield key, self._pane(of_window, key, entry, PaneInfoTiming.ON_TIME)
@@ -175,29 +124,16 @@ class WindowPanes:
             _, _, of_window = heapq.heappop(self._expiries)
             del self._windows[of_window.window]
             while of_window.keys:
-                self._forget(*of_window.keys.popitem())
+                self._close(*of_window.keys.popitem())
                 yield None
         self.settle()
 
-    def settle(self) -> None:
-        """Move the watermark of the output as far as the panes that are to come allow."""
-        self.output_watermark = max(self.output_watermark, min(self._watermark, self._holds.minimum))
-
-    def spill(self, folder: str, wanted: int) -> tuple[int, int]:
-        """Move values to disk, those of the windows that end last first. Returns the bytes freed and written."""
+    def _last_first(self) -> Iterator[_Values]:
         windows = sorted(self._windows.values(), key=lambda of_window: of_window.end_micros, reverse=True)
-        entries = (entry.values for of_window in windows for entry in of_window.keys.values())
-        freed, written = spill_values(entries, folder, wanted)
-        self.memory_bytes -= freed
-        return freed, written
+        return (entry for of_window in windows for entry in of_window.keys.values())
 
-    def release(self) -> None:
-        """Drop all windows."""
-        for of_window in self._windows.values():
-            for entry in of_window.keys.values():
-                entry.values.release()
+    def _clear(self) -> None:
         self._windows.clear()
-        self.memory_bytes = 0
 
     def _open(self, window: BoundedWindow) -> _Window:
         of_window = _Window(window, window.end.micros, expiry_micros(window, self._windowing), window.max_timestamp())
@@ -207,13 +143,6 @@ class WindowPanes:
             heapq.heappush(self._ends, (of_window.end_micros, self._count, of_window))
         heapq.heappush(self._expiries, (of_window.expiry_micros, self._count, of_window))
         return of_window
-
-    def _forget(self, key: bytes, entry: _Values) -> None:
-        self._set_hold(entry, None)
-        if self._rows is not None:
-            self._rows.drop(entry)
-        self.memory_bytes -= self._entry_bytes + len(key) + entry.values.memory_bytes
-        entry.values.release()
 
     def _hold(self, of_window: _Window, entry: _Values, timestamp: Timestamp) -> None:
         """Note the timestamp of the next pane, and hold the watermark back for it, unless it is late already."""
@@ -244,11 +173,3 @@ class WindowPanes:
         entry.panes += 1
         self._set_hold(entry, None)
         return WindowedValue(values, time, (of_window.window,), pane)
-
-    def _set_hold(self, entry: _Values, hold: int | None) -> None:
-        if hold != entry.hold:
-            if entry.hold is not None:
-                self._holds.remove(entry.hold)
-            if hold is not None:
-                self._holds.add(hold)
-            entry.hold = hold
