@@ -17,7 +17,7 @@ from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.world import THIS_MACHINE, WallClock
 from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.buffers import BufferRun, Outflow
-from luminosity.engine.loop.bundle import Deadlines
+from luminosity.engine.loop.bundle import Bundle, Deadlines
 from luminosity.engine.loop.dispatch import rank
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
@@ -71,17 +71,23 @@ def test_a_stage_with_bounded_input_does_not_starve_beside_a_stream() -> None:
     assert [stage.id for stage in rank(latest_first, {"bounded": 100.0}, 105.0)] == ["bounded", "stream"]
 
 
+class _FakeBundle(SimpleNamespace):
+    split_at = Bundle.split_at
+
+
 def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> list[Any]:
     """Return the attempts of a source whose slots are all taken, after they were asked to make room."""
     plan = SimpleNamespace(is_splittable=True, can_cut_elements=True)
     stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan, takes_all=False))
     attempts = [
-        SimpleNamespace(started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient)
+        SimpleNamespace(
+            started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient, deadlines=Deadlines()
+        )
         for number in range(slots)
     ]
-    bundles = [SimpleNamespace(stage=stage, attempt=a, search=None, inputs={"read": []}, count=1) for a in attempts]
+    bundles = [_FakeBundle(stage=stage, attempt=a, search=None, inputs={"read": []}, count=1) for a in attempts]
     workers = {0: SimpleNamespace(bundles=dict(enumerate(bundles)))}
-    stage.pool = SimpleNamespace(workers=workers, deadlines=Deadlines())
+    stage.pool = SimpleNamespace(workers=workers)
     hasten(stage)
     return attempts
 
