@@ -16,12 +16,12 @@ from apache_beam.transforms.window import BoundedWindow
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
+from luminosity.engine.data.saved_rows import StableInput
+from luminosity.engine.data.scripted_stream import TestStreams
 from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.sides.side_gate import Side
-from luminosity.engine.data.stable_input import StableInput
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.data.world import THIS_MACHINE, Clock, ManualClock, World
 from luminosity.engine.debugging.saving import Saver

@@ -13,9 +13,9 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data import wire
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.data.timers import FamilyKey, TimerStore
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.durable.restoring import remove_other_files, restore_cells, restore_timers
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.loop.shard import Shard

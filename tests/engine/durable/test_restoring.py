@@ -6,8 +6,8 @@ from pathlib import Path
 
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
+from luminosity.engine.durable.checkpointer import Contents
 from luminosity.engine.durable.restoring import RestoredRows
-from luminosity.engine.durable.saving import Contents
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.engine.spill.quota import Ledger
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from luminosity.engine.durable import synced_log
-from luminosity.engine.durable.saving import Removal
+from luminosity.engine.durable.checkpointer import Removal
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 
 

@@ -12,8 +12,8 @@ from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
-from luminosity.engine.data.state_keys import StateKeys
 from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerRecord
 from luminosity.engine.plan.graph import may_never_end
 

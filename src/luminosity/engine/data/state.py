@@ -16,7 +16,7 @@ from apache_beam.coders import coder_impl, coders
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
-from luminosity.engine.data.state_keys import StateKeys
+from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.spill.cells import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger

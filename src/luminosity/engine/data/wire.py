@@ -1,4 +1,4 @@
-"""The formats of messages between the runner and its workers: blocks of elements, and batches of writes to state.
+"""The formats of messages between the runner and its workers: blocks of elements, writes to state and its keys.
 
 A block's message has the number of elements, and their bytes or where these are stored.
 
@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from apache_beam.portability.api import beam_fn_api_pb2
+
 from luminosity.engine.spill import frames
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "USAGE",
     "FileSpan",
     "ObjectSpan",
+    "StateKeys",
     "key_hash",
     "object_key",
     "pack_bytes",
@@ -42,18 +45,13 @@ __all__ = [
     "unpack_usage",
     "unpack_writes",
 ]
-
 SOURCE_PREFIX = "source"  # of the instruction ids of bundles whose first output is sent at once
 BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
-
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes
-
 REPORT = "luminosity:report"  # the key of what a bundle does, among the monitoring data about its progress
 USAGE = "luminosity:usage"  # the key of what a bundle has used, among the monitoring data of its response
-
 key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as in :func:`shard_index`
-
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _USAGE = struct.Struct("<dQ")  # CPU seconds, bytes of resident memory
 _SPAN = struct.Struct("<QQ")  # start, size
@@ -197,3 +195,40 @@ def pack_usage(cpu_seconds: float, resident: int) -> bytes:
 def unpack_usage(message: bytes) -> tuple[float, int]:
     """Return what :func:`pack_usage` got, or zeros for an empty message: the worker has not measured."""
     return _USAGE.unpack(message) if message else (0.0, 0)
+
+
+_KEY_TAG = 0x22  # what comes before the length of the field ``key``, the last one of a state key
+_LONGEST_KEY = 0x7F  # bytes, so that its length takes one byte
+
+
+class StateKeys:
+    """Reads the fields of encoded ``StateKey``s of user state. Use it in one thread.
+
+    Most cells that come one after the other have the same step, name, window and length of their keys, so their encoded
+    keys begin with the same bytes, and what follows is the user's key. So only the first of them is decoded.
+
+    >>> state_key = beam_fn_api_pb2.StateKey()
+    >>> state_key.bag_user_state.key = b"a"
+    >>> StateKeys().read(state_key.SerializeToString())
+    b'a'
+    """
+
+    def __init__(self) -> None:
+        self._prefix = b""
+        self._size = -1  # of the encoded keys that begin with the prefix
+        self.step = ""  # of the key that was read last
+        self.window = b""  # of the key that was read last, encoded
+
+    def read(self, cell_key: bytes) -> bytes:
+        """Return the encoded key of the user's element. Sets :attr:`step` and :attr:`window`."""
+        if len(cell_key) == self._size and cell_key.startswith(self._prefix):
+            return cell_key[len(self._prefix) :]
+        state_key = beam_fn_api_pb2.StateKey.FromString(cell_key)
+        user_state = getattr(state_key, str(state_key.WhichOneof("type")))
+        self.step, self.window = user_state.transform_id, user_state.window
+        key: bytes = user_state.key
+        # The prefix contains the lengths of all fields, so whatever begins with it has the same fields.
+        is_last = len(key) <= _LONGEST_KEY and cell_key.endswith(bytes((_KEY_TAG, len(key))) + key)
+        self._size = len(cell_key) if is_last else -1
+        self._prefix = cell_key[: len(cell_key) - len(key)]
+        return key

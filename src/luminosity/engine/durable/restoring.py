@@ -16,10 +16,10 @@ from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference, SavedRows
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.state_keys import StateKeys
+from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.data.world import Clock
+from luminosity.engine.durable.checkpointer import FROM_UPSTREAM, Contents
 from luminosity.engine.durable.names import Names
-from luminosity.engine.durable.saving import FROM_UPSTREAM, Contents
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.metrics import RunMetrics

@@ -15,10 +15,10 @@ from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import World
+from luminosity.engine.durable.checkpointer import Checkpointer, Contents
 from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
-from luminosity.engine.durable.saving import Checkpointer, Contents
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.loop.buffers import BufferRun

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.scripted_stream import TestStreams
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.test_stream import TestStreams
 from luminosity.engine.data.world import Clock, World
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders

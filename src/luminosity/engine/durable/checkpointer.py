@@ -12,7 +12,7 @@ from typing import NamedTuple
 from luminosity.engine.data.blocks import Block, BlockStore, Content
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.state_keys import StateKeys
+from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.data.world import Clock, World
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
