@@ -22,7 +22,7 @@ from luminosity.engine.loop.dispatch import rank
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.loop.sizing import BundleSize
+from luminosity.engine.loop.sizing import BundleSize, SourceTurns
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.splits import hasten
 from luminosity.engine.plan.codecs import TimerRecord
@@ -75,10 +75,10 @@ class _FakeBundle(SimpleNamespace):
     split_at = Bundle.split_at
 
 
-def _running(size: BundleSize, queued: int, patient: int, slots: int = 4) -> list[Any]:
+def _running(turns: SourceTurns, queued: int, patient: int, slots: int = 4) -> list[Any]:
     """Return the attempts of a source whose slots are all taken, after they were asked to make room."""
     plan = SimpleNamespace(is_splittable=True, can_cut_elements=True)
-    stage = cast(Any, SimpleNamespace(size=size, queued=queued, plan=plan, takes_all=False))
+    stage = cast(Any, SimpleNamespace(turns=turns, queued=queued, plan=plan, takes_all=False))
     attempts = [
         SimpleNamespace(
             started_at=100.0, split_at=101.6, splits_requested=0, is_patient=number < patient, deadlines=Deadlines()
@@ -111,22 +111,22 @@ def test_only_the_last_deadline_of_an_attempt_that_still_runs_counts() -> None:
 
 def test_restrictions_of_a_source_take_turns_if_there_are_more_than_slots() -> None:
     """Those without records would otherwise keep the slots for as long as a source may be slow to start."""
-    size = BundleSize(is_endless=True, is_source=True)
+    turns = SourceTurns()
     # As long as no record has come, all may be slow to start.
-    assert {attempt.split_at for attempt in _running(size, queued=26, patient=0)} == {101.6}
-    size.started(0.01)
-    few, many = _running(size, queued=4, patient=1), _running(size, queued=26, patient=0)
+    assert {attempt.split_at for attempt in _running(turns, queued=26, patient=0)} == {101.6}
+    turns.started(0.01)
+    few, many = _running(turns, queued=4, patient=1), _running(turns, queued=26, patient=0)
     assert few[0].split_at == 101.6  # this one may start slowly
     assert few[1].split_at == pytest.approx(100.25)
     assert many[1].split_at == pytest.approx(100.0625)
-    assert sum(size.next_is_patient() for _ in range(170)) == 10
+    assert sum(turns.next_is_patient() for _ in range(170)) == 10
 
 
 def test_a_source_whose_workers_are_all_lost_has_no_turns() -> None:
     """Its bundles wait to be retried: they neither run nor are queued."""
-    size = BundleSize(is_endless=True, is_source=True)
-    size.started(0.01)
-    assert _running(size, queued=0, patient=0, slots=0) == []
+    turns = SourceTurns()
+    turns.started(0.01)
+    assert _running(turns, queued=0, patient=0, slots=0) == []
 
 
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:
@@ -165,7 +165,7 @@ def test_bundles_grow_until_a_fixed_price_is_small() -> None:
     for _ in range(20):
         elements = size.next(now, queued=10**9, slots=1)
         elements = min(elements, max(1, int((size.deadline_seconds(now) - 0.6) / 0.001)))
-        size.had_begun(elements)
+        size.speed.had_begun(elements)
         seconds = 0.6 + elements * 0.001
         size.learn(elements, seconds)
         now += seconds
@@ -181,7 +181,7 @@ def test_spread_in_the_cost_of_elements_is_no_fixed_price() -> None:
             elements, seconds = elements + 1, seconds + 0.02 * chance.lognormvariate(-0.125, 0.5)
             if seconds > deadline:
                 break
-        size.had_begun(elements)
+        size.speed.had_begun(elements)
         size.learn(elements, seconds, was_cut=seconds > deadline)
         longest, now = max(longest, seconds), now + seconds
     assert longest < 3.0
@@ -198,14 +198,15 @@ def test_a_step_that_sorts_gets_more_than_one_element_however_high_its_fixed_pri
 
 def test_a_sink_with_a_model_shares_its_first_elements() -> None:
     """Idle workers can't take what a step that sorts its bundle has begun."""
-    size = BundleSize(is_sink=True, sorts=True, has_blocks=True)
+    size = BundleSize("sink", sorts=True)
+    size.expect_large_elements()
     assert size.next(0.0, queued=13, slots=2) == 7
     assert size.next(0.0, queued=6, slots=1) == 6
-    assert BundleSize(is_sink=True).next(0.0, queued=13, slots=2) == 13
+    assert BundleSize("sink").next(0.0, queued=13, slots=2) == 13
 
 
 def test_a_sinks_files_do_not_shrink_because_they_take_long_to_close() -> None:
-    size, now, elements = BundleSize(is_sink=True), 0.0, 0
+    size, now, elements = BundleSize("sink"), 0.0, 0
     for _ in range(10):
         elements = size.next(now, queued=8_000, slots=1)
         size.learn(elements, 1.2 + 0.0005 * elements)
@@ -219,7 +220,7 @@ def test_a_slow_element_is_a_bundle() -> None:
     for _ in range(10):
         taken = size.next(now, queued=64, slots=1)
         elements = min(taken, math.ceil(size.deadline_seconds(now) / 5.0))
-        size.had_begun(elements)
+        size.speed.had_begun(elements)
         size.learn(elements, 5.0 * elements)
         now += 5.0 * elements
     assert elements == 1
@@ -229,7 +230,7 @@ def test_a_slow_element_is_a_bundle() -> None:
 def test_bundles_hold_whole_batches() -> None:
     size = BundleSize()
     size.next(0.0, 320, 2)
-    size.had_begun(16)
+    size.speed.had_begun(16)
     assert size.next(0.1, queued=300, slots=2) == 160
     size.learn(16, 0.6)
     assert size.next(1.0, queued=40, slots=2) % 16 == 0
@@ -239,7 +240,9 @@ def test_a_step_that_begins_its_bundle_at_once_gets_a_share_of_the_first_input()
     size = BundleSize(sorts=True)
     assert size.next(0.0, queued=64, slots=2) == 32
     assert size.next(0.0, queued=10**6, slots=2) == 64
-    assert BundleSize(sorts=True, has_blocks=True).next(0.0, queued=10**6, slots=2) == 2
+    of_blocks = BundleSize(sorts=True)
+    of_blocks.expect_large_elements()
+    assert of_blocks.next(0.0, queued=10**6, slots=2) == 2
 
 
 def test_what_is_left_is_shared_among_workers() -> None:
@@ -293,8 +296,8 @@ def test_a_lost_worker_makes_bundles_smaller() -> None:
 
 
 def test_a_sinks_first_bundle_is_all_there_is_unless_that_is_a_lot() -> None:
-    assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e6) == 8
-    assert BundleSize(is_sink=True).next(0.0, queued=8, slots=2, queued_size=1e8) == 4
+    assert BundleSize("sink").next(0.0, queued=8, slots=2, queued_size=1e6) == 8
+    assert BundleSize("sink").next(0.0, queued=8, slots=2, queued_size=1e8) == 4
 
 
 def test_a_bundle_with_output_of_unknown_size_stops_long_before_the_queue_is_full() -> None:

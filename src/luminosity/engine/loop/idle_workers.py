@@ -45,7 +45,7 @@ def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bo
             and not is_held_back(stage)
             and _is_worth_it(bundle, attempt, now, is_cold=stage.id not in worker.warm_stages)
         ):
-            left = stage.size.seconds_left(bundle.count - attempt.given_back, now - attempt.started_at)
+            left = stage.size.speed.seconds_left(bundle.count - attempt.given_back, now - attempt.started_at)
             candidates.append((float("inf") if left is None else left, bundle, attempt))
         else:
             attempt.take_at = now + _FIRST_TAKE_S  # look again

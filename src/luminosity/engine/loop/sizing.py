@@ -6,12 +6,16 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from luminosity._shared.cost_line import CostLine
 from luminosity.engine.data.blocks import Block
 from luminosity.engine.plan.codecs import ElementCodec
 
-__all__ = ["SINK_ELEMENTS", "BundleSize", "Gathering", "SizedWork"]
+__all__ = ["SINK_ELEMENTS", "BundleSize", "Gathering", "Kind", "SizedWork", "SourceTurns", "Speed"]
+
+Kind = Literal["batch", "stream", "source", "sink", "source and sink"]
+"""What a stage does: a source is that of a stream, and a sink writes a file per bundle, in batch and in streams."""
 
 SINK_ELEMENTS = 1000  # worth a file, as long as the sink's speed is unknown
 
@@ -55,6 +59,96 @@ _SIZE = struct.Struct(">d")  # the last bytes of an element: the size that its r
 _MOST_ELEMENTS = 10_000  # decoding more would slow the loop down
 
 
+class Speed:
+    """How long the bundles of a stage take, learned from those that have ended."""
+
+    def __init__(self) -> None:
+        self._line = CostLine(_REMEMBERED, follows_time=True)
+        self._pace = 1.0  # how long recent bundles took, compared with the line
+        self._cold: tuple[int, float] | None = None  # elements and seconds of a bundle in a worker without the stage
+        self._begun: deque[int] = deque(maxlen=_REMEMBERED_SPLITS)
+        self.last = 0  # elements of the last bundle, or half of those of larger ones before
+        self.last_seconds = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the fixed price of a bundle can be told from the price of its elements."""
+        return self._line.known
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether a bundle has ended."""
+        return bool(self._line.observed)
+
+    def price(self) -> tuple[float, float]:
+        """Return the fixed seconds of a bundle, and the seconds per element, at the pace of recent bundles."""
+        # Half-known is not known: a line through noise has a fixed part by chance.
+        fixed = max(0.0, self._line.fixed - self._line.noise) if self._line.known else 0.0
+        return self._pace * fixed, max(self._pace * self._line.per_unit, 1e-7)
+
+    def seconds_left(self, elements: int, elapsed: float) -> float | None:
+        """Return how long a bundle of ``elements`` that has run for ``elapsed`` will run on, or None if unknown."""
+        return self._pace * self._line.seconds(elements) - elapsed if self._line.observed else None
+
+    def setup_seconds(self) -> float:
+        """Return how much longer a bundle takes in a worker that has not run the stage before."""
+        if self._cold is None:
+            return 0.0
+        elements, seconds = self._cold
+        return max(0.0, seconds - self._line.seconds(elements))
+
+    def learn(self, elements: int, seconds: float, *, is_warm: bool, was_cut: bool) -> None:
+        """Learn from a bundle that has ended."""
+        if not is_warm:
+            self._cold = elements, seconds
+            return
+        self._line.observe(elements, max(seconds, 1e-7 * elements), was_cut=was_cut)
+        ratio = seconds / max(self._line.seconds(elements), 1e-7)
+        self._pace = 0.5 * (self._pace + min(4.0, max(0.25, ratio)))
+        self.last = max(elements, self.last // 2)
+        self.last_seconds = seconds
+
+    def had_begun(self, elements: int) -> None:
+        """Note how many elements a bundle had begun when it was split."""
+        if elements:
+            self._begun.append(elements)
+
+    def whole_batches(self, elements: int) -> int:
+        """Round up to whole batches, if a step seems to make batches.
+
+        Such a step is busy with whole batches whenever its bundle is split.
+        """
+        batch = min(math.gcd(*self._begun) or 1, _FEW_ELEMENTS)
+        return math.ceil(elements / batch) * batch
+
+
+class SourceTurns:
+    """How long the restrictions of a source keep their slots while others wait."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._starts: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
+
+    def started(self, seconds: float) -> None:
+        """Note how long a bundle took until its first output."""
+        self._starts.append(seconds)
+
+    def next_is_patient(self) -> bool:
+        """Return whether the next bundle may run to its deadline even if other restrictions wait."""
+        self._turns += 1
+        return self._turns % _PATIENT_ONE_IN == 0
+
+    def seconds(self, restrictions: int, slots: int) -> float:
+        """Return how long a bundle may run while some of the ``restrictions`` wait for one of the ``slots``.
+
+        As long as no restriction has had output, nothing is known about how long readers need to start.
+        """
+        if not self._starts:
+            return float("inf")
+        rounds = math.ceil(restrictions / max(1, slots))
+        return max(_SHORTEST_TURN_S, _ROUND_S / rounds, 2 * min(self._starts))
+
+
 class BundleSize:
     """Chooses the size and the deadline of a stage's bundles.
 
@@ -66,36 +160,20 @@ class BundleSize:
     then computes it spends its time in the batch's last element, so that the split falls between two batches, whose
     size the engine does not know.
 
-    Bundles of a stream (``is_endless``) take 50 ms, or twice a fixed price per bundle. A bundle of its source is asked
-    to end 25 ms after its first output.
+    Bundles of a stream take 50 ms, or twice a fixed price per bundle. A bundle of its source is asked to end 25 ms
+    after its first output.
     """
 
-    def __init__(
-        self,
-        is_sink: bool = False,
-        sorts: bool = False,
-        has_blocks: bool = False,
-        is_endless: bool = False,
-        is_source: bool = False,
-    ) -> None:
-        self._is_sink = is_sink
-        self._is_endless = is_endless
-        self._is_source = is_source
+    def __init__(self, kind: Kind = "batch", *, sorts: bool = False) -> None:
+        self._is_sink = kind.endswith("sink")
+        self._is_source = kind.startswith("source")
+        self._is_stream = kind == "stream"
         self._sorts = sorts
-        self._first_sorted = _FIRST_SORTED_BLOCKS if has_blocks else _FIRST_SORTED_ELEMENTS
+        self._first_sorted = _FIRST_SORTED_ELEMENTS
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
-        self._part_of_elapsed = _PART_OF_ELAPSED_SORTED if sorts else _PART_OF_ELAPSED
-        self._fixed_part = _FIXED_PART_SORTED if sorts else _FIXED_PART
         self._started_at: float | None = None
-        self._line = CostLine(_REMEMBERED, follows_time=True)
-        self._pace = 1.0  # how long recent bundles took, compared with the line
-        self._last = 0
-        self._last_seconds = 0.0
-        self._begun: deque[int] = deque(maxlen=_REMEMBERED_SPLITS)
-        self._cold: tuple[int, float] | None = None  # elements and seconds of a bundle in a worker without the stage
         self._patience = 1
-        self._turns = 0
-        self._starts: deque[float] = deque(maxlen=_REMEMBERED_STARTS)
+        self.speed = Speed()
 
     def expect_large_elements(self) -> None:
         """Begin with few elements: each may stand for many, as a group does, and a step that sorts begins all at once.
@@ -106,24 +184,27 @@ class BundleSize:
 
     def target_seconds(self, now: float) -> float:
         """Return how long a bundle that starts now should take."""
+        longest = _LONGEST_FIXED_S
         if self._is_sink:
-            target, part, longest = _LONGEST_S, _FIXED_PART_OF_SINK, _LONGEST_FIXED_S
+            target, part = _LONGEST_S, _FIXED_PART_OF_SINK
         elif self._is_source:
             return _SOURCE_S
-        elif self._is_endless:
-            target, part, longest = _ENDLESS_S, _FIXED_PART_ENDLESS, _LONGEST_FIXED_S
-            if not self._line.known and self._last_seconds <= _ENDLESS_S:
+        elif self._is_stream:
+            target, part = _ENDLESS_S, _FIXED_PART_ENDLESS
+            if not self.speed.is_known and self.speed.last_seconds <= _ENDLESS_S:
                 return target
         elif self._started_at is None:
             return _SHORTEST_S
         else:
-            target = min(self._longest, max(_SHORTEST_S, self._part_of_elapsed * (now - self._started_at)))
-            part, longest = self._fixed_part, self._longest if self._sorts else _LONGEST_FIXED_S
-        if not self._line.known:
+            of_elapsed = (_PART_OF_ELAPSED_SORTED if self._sorts else _PART_OF_ELAPSED) * (now - self._started_at)
+            target = min(self._longest, max(_SHORTEST_S, of_elapsed))
+            part = _FIXED_PART_SORTED if self._sorts else _FIXED_PART
+            longest = self._longest if self._sorts else longest
+        if not self.speed.is_known:
             # A longer bundle will show how much of the price is fixed. One that can't be cut must not be too long.
-            longer = 2 * self._last_seconds
+            longer = 2 * self.speed.last_seconds
             return max(target, min(longer, self._longest) if self._sorts else longer)
-        fixed, _ = self._price()
+        fixed, _ = self.speed.price()
         return max(target, min(fixed / part, max(longest, 4 * fixed)))
 
     def next(self, now: float, queued: int, slots: int, queued_size: float = 0.0, *, is_ending: bool = False) -> int:
@@ -139,105 +220,58 @@ class BundleSize:
         if self._is_sink:
             return self._next_of_sink(queued, slots, queued_size)
         fair = math.ceil(queued / max(1, slots))
-        if self._sorts and not self._line.observed:
-            return max(1, min(fair, self._first_sorted))
-        if not self._line.observed:
+        if not self.speed.is_observed:
+            if self._sorts:
+                return max(1, min(fair, self._first_sorted))
             # Workers without work take what this bundle does not begin. That keeps a short input whole if it is quick.
-            return max(1, min(queued if is_first else self._whole_batches(fair), _FIRST_ELEMENTS))
-        fixed, per_element = self._price()
-        # At least half of a bundle is work, even if its fixed price is more than it should take.
-        fitting = max(1, int(max(self.target_seconds(now) - fixed, fixed) / per_element))
-        fitting = min(fitting, self._last * _GROWTH)
+            return max(1, min(queued if is_first else self.speed.whole_batches(fair), _FIRST_ELEMENTS))
+        fixed, per_element = self.speed.price()
+        fitting = min(self._fitting(now), self.speed.last * _GROWTH)
         if not self._sorts:
-            fitting = self._whole_batches(fitting) * (2 if fitting <= _FEW_ELEMENTS else 1)
+            fitting = self.speed.whole_batches(fitting) * (2 if fitting <= _FEW_ELEMENTS else 1)
         # The slots share what is queued, unless it is too little to be worth sharing.
         worth_sharing = int(max(_SHORTEST_S, fixed) / per_element)
         if is_ending and not self._sorts:
             fair = math.ceil(fair / 2)
-        return max(1, min(fitting, self._whole_batches(max(fair, worth_sharing))))
+        return max(1, min(fitting, self.speed.whole_batches(max(fair, worth_sharing))))
 
-    def _whole_batches(self, elements: int) -> int:
-        """Round up to whole batches, if a step seems to make batches.
-
-        Such a step is busy with whole batches whenever its bundle is split.
-        """
-        batch = min(math.gcd(*self._begun) or 1, _FEW_ELEMENTS)
-        return math.ceil(elements / batch) * batch
-
-    def _price(self) -> tuple[float, float]:
-        """Return the fixed seconds of a bundle, and the seconds per element, at the pace of recent bundles."""
-        # Half-known is not known: a line through noise has a fixed part by chance.
-        fixed = max(0.0, self._line.fixed - self._line.noise) if self._line.known else 0.0
-        return self._pace * fixed, max(self._pace * self._line.per_unit, 1e-7)
+    def _fitting(self, now: float) -> int:
+        """Return how many elements fit into a bundle: at least half of it is work, even if its fixed price is high."""
+        fixed, per_element = self.speed.price()
+        return max(1, int(max(self.target_seconds(now) - fixed, fixed) / per_element))
 
     def _next_of_sink(self, queued: int, slots: int, queued_size: float) -> int:
         """Return the size of a sink's bundle. Each bundle writes a file, so bundles should be few and large."""
-        if not self._line.observed:
+        if not self.speed.is_observed:
             # A model in the same stage takes longer than a file, and idle workers can't take what it has begun.
             files = slots if self._sorts or queued_size >= _WORTH_SEVERAL_FILES else 1
             return min(math.ceil(queued / max(1, files)), SINK_ELEMENTS)
-        fixed, per_element = self._price()
+        fixed, per_element = self.speed.price()
         if queued * per_element < max(_LONGEST_S / 2, fixed):
             return queued
-        fitting = max(1, int(max(self.target_seconds(0.0) - fixed, fixed) / per_element))
-        return min(fitting, math.ceil(queued / max(1, slots)))
+        return min(self._fitting(0.0), math.ceil(queued / max(1, slots)))
 
     def deadline_seconds(self, now: float) -> float:
         """Return after how many seconds a bundle that starts now should be asked to split."""
         target = self.target_seconds(now)
         if self._is_source:
             return self._patience * target
-        if self._is_sink and not self._line.observed:
+        if self._is_sink and not self.speed.is_observed:
             target = _LONGEST_FIRST_OF_SINK_S
-        if self._last > _FEW_ELEMENTS:
+        if self.speed.last > _FEW_ELEMENTS:
             target *= 1.5  # its size was chosen to end it in time, so the deadline is for those that are late
         return self._patience * max(_SHORTEST_DEADLINE_S, target)
-
-    def started(self, seconds: float) -> None:
-        """Note how long a source's bundle took until its first output."""
-        self._starts.append(seconds)
-
-    def next_is_patient(self) -> bool:
-        """Return whether the next bundle of a source may run to its deadline even if other restrictions wait."""
-        self._turns += 1
-        return self._turns % _PATIENT_ONE_IN == 0
-
-    def turn_seconds(self, restrictions: int, slots: int) -> float:
-        """Return how long a source's bundle may run while some of its ``restrictions`` wait for one of the ``slots``.
-
-        As long as no restriction has had output, nothing is known about how long readers need to start.
-        """
-        if not self._starts:
-            return float("inf")
-        rounds = math.ceil(restrictions / max(1, slots))
-        return max(_SHORTEST_TURN_S, _ROUND_S / rounds, 2 * min(self._starts))
-
-    def seconds_left(self, elements: int, elapsed: float) -> float | None:
-        """Return how long a bundle of ``elements`` that has run for ``elapsed`` will run on, or None if unknown."""
-        return self._pace * self._line.seconds(elements) - elapsed if self._line.observed else None
 
     def worth_taking(self, elements: int, elapsed: float, *, is_cold: bool) -> bool:
         """Return whether an idle worker should take elements from a bundle that has run for ``elapsed`` seconds.
 
         ``is_cold`` says that the idle worker has not run the stage yet, so that it must set up its steps first.
         """
-        left = self.seconds_left(elements, elapsed)
+        left = self.speed.seconds_left(elements, elapsed)
         if left is None or left < 0:
             return True  # unknown, or not what was expected
-        fixed, _ = self._price()
-        return left > 2 * max(_SHORTEST_S, fixed) + (self._setup_seconds() if is_cold else 0.0)
-
-    def _setup_seconds(self) -> float:
-        """Return how much longer a bundle takes in a worker that has not run the stage before."""
-        if self._cold is None:
-            return 0.0
-        elements, seconds = self._cold
-        return max(0.0, seconds - self._line.seconds(elements))
-
-    def had_begun(self, elements: int) -> None:
-        """Note how many elements a bundle had begun when it was split."""
-        if elements:
-            self._begun.append(elements)
+        fixed, _ = self.speed.price()
+        return left > 2 * max(_SHORTEST_S, fixed) + (self.speed.setup_seconds() if is_cold else 0.0)
 
     def was_split(self, *, has_output: bool) -> None:
         """Note that a bundle was split. If it had no output yet, the next one gets more time."""
@@ -248,20 +282,12 @@ class BundleSize:
 
         ``is_warm`` says that its worker had run the stage before, and ``was_cut`` that a split ended it.
         """
-        if not elements:
-            return
-        if not (is_warm or self._is_sink):
-            self._cold = elements, seconds
-            return
-        self._line.observe(elements, max(seconds, 1e-7 * elements), was_cut=was_cut)
-        ratio = seconds / max(self._line.seconds(elements), 1e-7)
-        self._pace = 0.5 * (self._pace + min(4.0, max(0.25, ratio)))
-        self._last = max(elements, self._last // 2)
-        self._last_seconds = seconds
+        if elements:
+            self.speed.learn(elements, seconds, is_warm=is_warm or self._is_sink, was_cut=was_cut)
 
     def shrink(self) -> None:
         """Halve the next bundle, because a worker was lost."""
-        self._last = max(1, self._last // 2)
+        self.speed.last = max(1, self.speed.last // 2)
 
 
 class Gathering:

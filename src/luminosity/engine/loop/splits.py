@@ -56,7 +56,7 @@ def hasten(stage: StageRun) -> None:
     running = [b for worker in stage.pool.workers.values() for b in worker.bundles.values() if b.stage is stage]
     if not running:
         return  # What waits is a bundle whose worker was lost, and there is no worker yet.
-    turn = stage.size.turn_seconds(len(running) + stage.queued, len(running))
+    turn = stage.turns.seconds(len(running) + stage.queued, len(running))
     for bundle in running:
         attempt = bundle.attempt
         if attempt is None or attempt.is_patient or attempt.splits_requested:
@@ -110,7 +110,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
                 attempt.given_back_size += stage.sized_work.size(read_id, blocks)
             stage.give_back(bundle.shards, read_id, blocks)
             if not stage.plan.is_splittable:
-                stage.size.had_begun(start)
+                stage.size.speed.had_begun(start)
     primaries: dict[str, list[bytes]] = {}
     for primary in split.primary_roots:
         read_id = stage.plan.residual_reads[primary.transform_id, primary.input_id]

@@ -13,7 +13,7 @@ from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.metrics import BusyTime, StageUsage
 from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
-from luminosity.engine.loop.sizing import BundleSize, SizedWork
+from luminosity.engine.loop.sizing import BundleSize, Kind, SizedWork, SourceTurns
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.pools import Pool
@@ -57,7 +57,10 @@ class StageInput:
         # The elements of a TestStream's event stay in one bundle, in their order, so that a test ends the same way each
         # time. Those of a key are never in two.
         self.takes_all = has_test_stream and self.is_endless and not plan.is_splittable and not plan.is_stateful
-        self.size = BundleSize(plan.is_sink, plan.sorts_its_bundle, plan.sorts_blocks, self.is_endless, self.is_source)
+        self.size = BundleSize(self._kind(), sorts=plan.sorts_its_bundle)
+        if plan.sorts_blocks:
+            self.size.expect_large_elements()
+        self.turns = SourceTurns()
         self._codecs = {read.transform_id: codecs.elements(read.coder_id) for read in plan.reads}
         self.written_buffers = {write.transform_id: write.buffer_id for write in plan.writes}
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {
@@ -92,6 +95,11 @@ class StageInput:
         self.sized_work = SizedWork(self.codec) if plan.is_splittable else None
         self.elements_done = 0
         self.bundles_done = 0
+
+    def _kind(self) -> Kind:
+        if self.plan.is_sink:
+            return "source and sink" if self.is_source else "sink"
+        return "source" if self.is_source else "stream" if self.is_endless else "batch"
 
     def codec(self, read_id: str) -> ElementCodec:
         """Return the codec of a read's elements."""

@@ -40,7 +40,7 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     if splits.can_split(bundle):
         bundle.split_at(now + stage.size.deadline_seconds(now))
         idle_workers.allow_taking(bundle, attempt, now)
-    attempt.is_patient = stage.is_source and stage.size.next_is_patient()
+    attempt.is_patient = stage.is_source and stage.turns.next_is_patient()
     shards = BundleShards(len(stage.shards), {shard.index: shard for shard in bundle.shards})
     parts.state.begin(instruction_id, shards, _open_side_inputs(attempt, stage, parts))
     request = beam_fn_api_pb2.InstructionRequest(instruction_id=instruction_id)
@@ -138,7 +138,7 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
     attempt.outputs.append((data.transform_id, block))
     if bundle.stage.is_source and len(attempt.outputs) == 1:
         now = parts.clock.monotonic()  # from now on an element waits for the end of the bundle
-        bundle.stage.size.started(now - attempt.started_at)
+        bundle.stage.turns.started(now - attempt.started_at)
         if not attempt.splits_requested:
             split_at = min(attempt.split_at, now + bundle.stage.size.target_seconds(now))
             bundle.split_at(split_at)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from luminosity.engine.spill import frames
 
-__all__ = ["DiskMap", "Part"]
+__all__ = ["DiskMap", "MappedChunk"]
 
 
-class Part(NamedTuple):
+class MappedChunk(NamedTuple):
     """One part of the value of a key, as a chunk that is read when it is needed."""
 
     map: DiskMap
@@ -56,11 +56,11 @@ class DiskMap:
         with self._lock, self._explain_errors():
             self._rows.execute("DELETE FROM parts WHERE key = ?", (key,))
 
-    def parts(self, key: bytes) -> list[Part]:
+    def parts(self, key: bytes) -> list[MappedChunk]:
         """Return the parts of a value, without reading their data. Empty if there is no such key."""
         with self._lock:
             rows = self._rows.execute("SELECT number, size FROM parts WHERE key = ? ORDER BY number", (key,))
-            return [Part(self, key, number, size) for number, size in rows]
+            return [MappedChunk(self, key, number, size) for number, size in rows]
 
     def read(self, key: bytes, number: int) -> bytes:
         """Return the data of one part."""
