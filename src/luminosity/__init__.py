@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
     from luminosity.io.read_table import ReadTable
-    from luminosity.io.stores.search_qdrant import SearchQdrant
+    from luminosity.io.stores.search_vectors import SearchQdrant, SearchVectors
     from luminosity.io.stores.write_lance import WriteLance
-    from luminosity.io.stores.write_qdrant import WriteQdrant
+    from luminosity.io.stores.write_vectors import WriteQdrant, WriteVectors
     from luminosity.io.write_table import WriteTable
     from luminosity.runner_options import LuminosityOptions
     from luminosity.tables.map_table import AddRowIds, MapTable
@@ -72,6 +72,7 @@ __all__ = [
     "RunInference",
     "RunStarted",
     "SearchQdrant",
+    "SearchVectors",
     "SentenceEmbedder",
     "Snapshot",
     "Summarizer",
@@ -89,6 +90,7 @@ __all__ = [
     "WriteLance",
     "WriteQdrant",
     "WriteTable",
+    "WriteVectors",
     "adapt",
     "bigquery_schema",
     "plan_pipeline",
@@ -122,7 +124,8 @@ _HOMES = {
     "ReadTable": "luminosity.io.read_table",
     "RowsFromTable": "luminosity.tables.rows",
     "RunInference": "luminosity.inference.run_inference",
-    "SearchQdrant": "luminosity.io.stores.search_qdrant",
+    "SearchQdrant": "luminosity.io.stores.search_vectors",
+    "SearchVectors": "luminosity.io.stores.search_vectors",
     "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
     "Summarizer": "luminosity.inference.handlers.text.generator",
     "TableFromRows": "luminosity.tables.rows",
@@ -135,9 +138,10 @@ _HOMES = {
     "WorkerShare": "luminosity.core",
     "WriteKafka": "luminosity.io.kafka.write",
     "WriteLance": "luminosity.io.stores.write_lance",
-    "WriteQdrant": "luminosity.io.stores.write_qdrant",
+    "WriteQdrant": "luminosity.io.stores.write_vectors",
     "WriteTable": "luminosity.io.write_table",
     "PipelinePlan": "luminosity.engine.explain.explain",
+    "WriteVectors": "luminosity.io.stores.write_vectors",
     "adapt": "luminosity.inference.adapting.adapt",
     "bigquery_schema": "luminosity.io.bigquery_schema",
     "plan_pipeline": "luminosity.engine.explain.explain",

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from luminosity import Handler
-from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point, point_id
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.store import StoreAddress
 from luminosity.tables.map_table import _row_id
 
 SIZE = 64
@@ -74,7 +74,7 @@ def make_store(
         )
         for number, row in enumerate(rows)
     ]
-    collection = open_collection(CollectionAddress.of(folder, name), lambda: None)
+    collection = open_store(StoreAddress(str(folder), name), lambda: None)
     collection.ensure({vector: len(values) for vector, values in points[0].vectors.items()}, "cosine", True)
     collection.write(points, [])
     return folder

@@ -15,8 +15,8 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from luminosity import HttpModelHandler
 from luminosity.answering import Answer, Answerer, Ask, Question
 from luminosity.errors import HandlerError, InvalidArgument, InvalidType, LuminosityError, StoreError
-from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.kinds import open_store
+from luminosity.io.stores.store import StoreAddress
 from tests.answering.scripted import REVIEWS, Scripted, WordCounts, cite_all, make_store, vector_of
 
 INJECTED = (
@@ -235,7 +235,7 @@ def test_errors_name_the_remedy(store: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:
-    open_collection(CollectionAddress.of(tmp_path, "reviews"), lambda: None).ensure({"words": 64}, "cosine", True)
+    open_store(StoreAddress(str(tmp_path), "reviews"), lambda: None).ensure({"words": 64}, "cosine", True)
     with pytest.raises(StoreError, match="is empty, expected rows to answer from; write rows to it first"):
         answerer(tmp_path).answer("Is it loud?")
 

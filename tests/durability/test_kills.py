@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.qdrant_collection import CollectionAddress, Query
+from luminosity.io.stores.query import Query
+from luminosity.io.stores.store import StoreAddress
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
 from tests.durability.kills import Job, produce, published_rows
@@ -30,7 +31,7 @@ def check_stream(folder: Path, keys: int, per_key: int) -> None:
     assert _differences(Counter(zip(table["key"].to_pylist(), table["n"].to_pylist(), strict=True)), expected) == []
     rows = lancedb.connect(folder).open_table("counts").to_arrow()
     assert _differences(Counter(zip(rows["key"].to_pylist(), rows["n"].to_pylist(), strict=True)), expected) == []
-    collection = EmbeddedCollection(CollectionAddress(str(folder / "qdrant"), "counts"))
+    collection = EmbeddedCollection(StoreAddress(str(folder / "qdrant"), "counts"))
     assert collection.count() == keys
     query = Query(None, keys, ["n"], None, {})
     found = collection.search([[1.0, 1.0]], query)[0]
@@ -62,7 +63,7 @@ def is_complete(folder: Path, keys: int, per_key: int) -> bool:
     table = lancedb.connect(folder)
     if "counts" not in table.list_tables().tables or table.open_table("counts").count_rows() < keys * per_key:
         return False
-    collection = EmbeddedCollection(CollectionAddress(str(folder / "qdrant"), "counts"))
+    collection = EmbeddedCollection(StoreAddress(str(folder / "qdrant"), "counts"))
     if collection.vectors() is None or collection.count() < keys:
         return False
     found = collection.search([[1.0, 1.0]], Query(None, keys, ["n"], None, {}))[0]
@@ -129,7 +130,7 @@ def test_a_run_that_is_killed_after_each_of_its_sinks_has_published(tmp_path: Pa
         assert sorted(pq.read_table(tmp_path / name)["key"].to_pylist()) == expected, name
     assert sorted(row["key"] for row in rows_of(tmp_path / "one.jsonl")) == expected
     assert sorted(lancedb.connect(tmp_path).open_table("rows").to_arrow()["key"].to_pylist()) == expected
-    assert EmbeddedCollection(CollectionAddress(str(tmp_path), "points")).count() == jobs.SINK_ROWS
+    assert EmbeddedCollection(StoreAddress(str(tmp_path), "points")).count() == jobs.SINK_ROWS
     for name in ("text", "files"):
         lines = [line for path in (tmp_path / name).glob("*-of-*") for line in path.read_text().splitlines()]
         assert sorted(map(int, lines)) == expected, name

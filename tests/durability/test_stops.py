@@ -10,7 +10,7 @@ import pytest
 
 from luminosity.cli import stop
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.store import StoreAddress
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
 from tests.durability.kills import Job, produce, published_rows
@@ -71,4 +71,4 @@ def test_a_drained_stream_has_all_that_it_has_read(tmp_path: Path, capsys: pytes
         last[row["key"]] = max(last[row["key"]], row["n"])
     expected = Counter((key, n) for key, most in last.items() for n in range(1, most + 1))
     assert Counter((row["key"], row["n"]) for row in rows) == expected
-    assert EmbeddedCollection(CollectionAddress(str(tmp_path / "qdrant"), "counts")).count() == len(last)
+    assert EmbeddedCollection(StoreAddress(str(tmp_path / "qdrant"), "counts")).count() == len(last)

@@ -23,14 +23,13 @@ from luminosity.core import TEMPORARY_FOLDER
 from luminosity.engine.options import EngineConfig
 from luminosity.errors import StoreError, WriteError
 from luminosity.io.run_owner import RunOwner, owner_in_name
-from luminosity.io.stores import publish_points, write_lance
-from luminosity.io.stores.connect import open_collection
+from luminosity.io.stores import write_lance
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
+from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point
-from luminosity.io.stores.publish_points import begin_on_server
-from luminosity.io.stores.qdrant_collection import CollectionAddress, WriteMode
+from luminosity.io.stores.qdrant_server import ServerCollection
 from luminosity.io.stores.staging import StagedFile, StagingFolder
-from luminosity.io.stores.upsert_step import Target
+from luminosity.io.stores.store import StoreAddress, Target, WriteMode
 from luminosity.io.writing import existing, window_files
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile
@@ -307,7 +306,7 @@ def test_a_dataset_is_committed_once(tmp_path: Path, mode: Any) -> None:
     staged = [_staged(folder, 1, 2), _staged(folder, 3)]
     _staged(folder, 4)  # of a bundle that was not committed
     for _ in range(2):
-        assert write_lance._commit(staged, path, mode, key, folder, False) == folder  # pyright: ignore[reportPrivateUsage]
+        assert write_lance._Writer(path, mode, key, False).commit(staged, folder) == [path]  # pyright: ignore[reportPrivateUsage]
     assert lancedb.connect(tmp_path).open_table("things").count_rows() == 3
 
 
@@ -315,15 +314,16 @@ def test_the_rows_of_a_window_are_appended_once(tmp_path: Path) -> None:
     path = str(tmp_path / "things.lance")
     folder = _staging(tmp_path).make()
     staged = [_staged(folder, 1, 2)]
+    writer = write_lance._Writer(path, "append", None, False)  # pyright: ignore[reportPrivateUsage]
     for _ in range(2):
-        write_lance._append_pane(staged, path, folder)  # pyright: ignore[reportPrivateUsage]
-    write_lance._append_pane([_staged(folder, 3)], path, folder)  # pyright: ignore[reportPrivateUsage]
+        writer.commit_pane(staged, (), folder)
+    writer.commit_pane([_staged(folder, 3)], (), folder)
     assert lancedb.connect(tmp_path).open_table("things").count_rows() == 3
 
 
 @pytest.mark.parametrize("if_exists", ["fail", "replace", "append"])
 def test_a_collection_in_a_folder_is_published_once(tmp_path: Path, if_exists: Any) -> None:
-    collection = EmbeddedCollection(CollectionAddress(str(tmp_path), "things"))
+    collection = EmbeddedCollection(StoreAddress(str(tmp_path), "things"))
     mode = WriteMode("cosine", if_exists=if_exists)
     points = [Point(number, {"": [1.0, 0.0]}, {}) for number in range(3)]
 
@@ -352,30 +352,30 @@ def test_a_collection_in_a_folder_is_published_once(tmp_path: Path, if_exists: A
 
 def test_a_run_removes_the_collection_that_its_first_start_left_on_a_server() -> None:
     with qdrant_server() as server:
-        address = CollectionAddress(server.url, "things", timeout=20)
+        address = StoreAddress(server.url, "things", timeout=20)
         mode = WriteMode("cosine", if_exists="replace")
         mine, other = str(CheckpointedRun(machine_name(), _ID)), str(CheckpointedRun(machine_name(), "f" * 12))
-        first = begin_on_server(address, mode, mine)
-        theirs = begin_on_server(address, mode, other)
+        store = ServerCollection(address)
+        first, theirs = store.begin(mode, mine), store.begin(mode, other)
         for name in (first, theirs):
-            open_collection(replace(address, collection=name), lambda: None).ensure({"": 2}, "cosine", create=True)
-        assert begin_on_server(address, mode, mine) != first
+            open_store(replace(address, collection=name), lambda: None).ensure({"": 2}, "cosine", create=True)
+        assert store.begin(mode, mine) != first
         assert [each.name for each in server.store.get_collections().collections] == [theirs]
 
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_an_alias_is_set_once(replaces: bool) -> None:
     with qdrant_server() as server:
-        address = CollectionAddress(server.url, "things", timeout=20)
+        address = StoreAddress(server.url, "things", timeout=20)
         owner, staged = str(CheckpointedRun(machine_name(), _ID)), ""
         for _ in range(1 + replaces):
-            staged = begin_on_server(address, WriteMode("cosine", if_exists="replace"), owner)
-            open_collection(replace(address, collection=staged), lambda: None).ensure({"": 2}, "cosine", create=True)
+            mode = WriteMode("cosine", if_exists="replace")
+            staged = ServerCollection(address).begin(mode, owner)
+            open_store(replace(address, collection=staged), lambda: None).ensure({"": 2}, "cosine", create=True)
             before = server.store.get_aliases().aliases
             target = Target(staged=staged, replaces=before[0].collection_name if before else "")
-            step = publish_points._PublishOnServer(address)  # pyright: ignore[reportPrivateUsage]
             for _ in range(2):
-                assert list(step.process((target, [3, 2]))) == [3, 2]
+                ServerCollection(address).publish(target, mode)
         assert [each.name for each in server.store.get_collections().collections] == [staged]
         assert [each.collection_name for each in server.store.get_aliases().aliases] == [staged]
 

@@ -32,7 +32,9 @@ class Answerer:
             print(answerer.answer("Is the kettle loud?"))
     """
 
-    def __init__(self, where: str | os.PathLike[str], collection: str, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, where: str | os.PathLike[str], collection: str | None = None, **options: Unpack[Options]
+    ) -> None:
         """The arguments are those of :class:`~luminosity.answering.ask.Ask`."""
         self._settings = AskSettings.of(where, collection, options)
         self._retriever = Retriever(self._settings.search)

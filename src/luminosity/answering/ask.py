@@ -55,7 +55,7 @@ class Ask(ModelTransform):
     def __init__(
         self,
         where: str | os.PathLike[str],
-        collection: str,
+        collection: str | None = None,
         *,
         question_field: str = "question",
         filter_fields: Sequence[str] = (),
@@ -63,8 +63,9 @@ class Ask(ModelTransform):
     ) -> None:
         """
         Args:
-            where: a server's address (``http://...``), or a folder that ``WriteQdrant`` wrote.
-            collection: the name of the collection.
+            where: a Qdrant server's address (``http://...``), a folder that ``WriteQdrant`` wrote, or a Lance dataset,
+                a path that ends in ``.lance``.
+            collection: the name of the collection. A Lance dataset needs none.
             question_field: the field of a row that holds the question.
             filter_fields: fields of a question's row that are filters: the store's column of the same name must have
                 the same value. A field that is None is no filter. The other fields are kept in ``Answer.fields``.
@@ -125,7 +126,8 @@ class Ask(ModelTransform):
 
     def default_label(self) -> str:
         """Return a label with the collection's name, such as ``Ask(reviews)``."""
-        return f"Ask({self._settings.search.address.collection})"
+        address = self._settings.search.address
+        return f"Ask({address.collection or os.path.basename(address.where)})"
 
     def _infer(self, label: str, pairs: Any, handler: Any, failed: list[Any], hints: Mapping[str, Any]) -> Any:
         transform = RunInference(KeyedModelHandler(handler), drop_example=True).with_resource_hints(**hints)

@@ -15,15 +15,10 @@ from luminosity.answering.answer import SourceRow
 from luminosity.answering.excerpts import excerpt
 from luminosity.answering.question import Question
 from luminosity.errors import Fix, InvalidArgument, LuminosityError, StoreError
-from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.points import point_id
-from luminosity.io.stores.qdrant_collection import (
-    CollectionAddress,
-    Hit,
-    QdrantCollection,
-    Query,
-    check_filter,
-)
+from luminosity.io.stores.kinds import open_store
+from luminosity.io.stores.points import UUID, point_id
+from luminosity.io.stores.query import Hit, Query, check_filter
+from luminosity.io.stores.store import Store, StoreAddress, missing
 
 __all__ = ["Retrieved", "Retriever", "SearchSettings", "rows_for"]
 
@@ -39,7 +34,7 @@ _MOST_ROWS = 50  # a prompt with more rows has a few words of each
 class SearchSettings:
     """What all searches of a transform share."""
 
-    address: CollectionAddress
+    address: StoreAddress
     text_column: str = "text"
     columns: tuple[str, ...] = ()
     id_column: str | None = None
@@ -77,7 +72,7 @@ class Retriever:
     def __init__(self, settings: SearchSettings, on_retry: Callable[[], None] = lambda: None) -> None:
         self._settings = settings
         self._on_retry = on_retry
-        self._opened: QdrantCollection | None = None
+        self._opened: Store | None = None
         self._vectors: dict[str, tuple[int, str]] | None = None
         self._columns: set[str] = set()
         """Columns that are known to have values."""
@@ -86,13 +81,10 @@ class Retriever:
     def vectors(self) -> dict[str, tuple[int, str]]:
         """Return the size and distance of each vector of the store. Raises if there is no store, or no point in it."""
         if self._vectors is None:
-            found = self._collection.vectors()
+            found = self._store.vectors()
             if found is None:
-                address = self._settings.address
-                raise StoreError(
-                    f"{address} does not exist", fix="check the name and the place, and that it was written before"
-                )
-            if not self._collection.sample(1):
+                raise missing(self._settings.address)
+            if not self._store.sample(1):
                 raise StoreError(
                     f"{self._settings.address} is empty, expected rows to answer from", fix="write rows to it first"
                 )
@@ -101,7 +93,7 @@ class Retriever:
                 self._check_column(column, "the cited rows")
             if self._settings.id_column is not None:
                 self._check_column(self._settings.id_column, "the ids")
-            self._id_column = self._settings.id_column or _id_column(self._collection.sample(_SAMPLE_POINTS))
+            self._id_column = self._settings.id_column or _id_column(self._store.sample(_SAMPLE_POINTS))
             self._vectors = found
         return self._vectors
 
@@ -136,7 +128,7 @@ class Retriever:
         """Return some values of a column. Raises if it has none."""
         self.vectors()
         self._check_column(column, "a filter")
-        return [point.payload.get(column) for point in self._collection.sample(_SAMPLE_POINTS, column)]
+        return [point.payload.get(column) for point in self._store.sample(_SAMPLE_POINTS, column)]
 
     def close(self) -> None:
         """Release the connection."""
@@ -145,9 +137,9 @@ class Retriever:
             self._opened = None
 
     @property
-    def _collection(self) -> QdrantCollection:
+    def _store(self) -> Store:
         if self._opened is None:
-            self._opened = open_collection(self._settings.address, self._on_retry)
+            self._opened = open_store(self._settings.address, self._on_retry)
         return self._opened
 
     def _search(
@@ -185,7 +177,7 @@ class Retriever:
     def _in_requests(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
         size = self._settings.address.batch_size
         parts = (vectors[first : first + size] for first in range(0, len(vectors), size))
-        return [hits for part in parts for hits in self._collection.search(part, query)]
+        return [hits for part in parts for hits in self._store.search(part, query)]
 
     def _vector_name(self, name: str, size: int) -> str:
         """Return the store's vector of this name; without a name, its only vector, or its only one of this size."""
@@ -228,10 +220,10 @@ class Retriever:
         """Raise if no point has a value in the column: a search would find nothing, and not say why."""
         if column in self._columns:
             return
-        if self._collection.sample(1, column):
+        if self._store.sample(1, column):
             self._columns.add(column)
             return
-        there = sorted({name for point in self._collection.sample(_SAMPLE_POINTS) for name in point.payload})
+        there = sorted({name for point in self._store.sample(_SAMPLE_POINTS) for name in point.payload})
         raise StoreError(
             f"found the column {column!r} for {purpose}, but {self._settings.address} has no values in it; its columns "
             f"are {list_some(there, _SHOWN_COLUMNS) or 'none'}",
@@ -275,9 +267,9 @@ def _id_column(points: Sequence[Hit]) -> str | None:
     >>> _id_column([Hit(hashed, 0.0, {"review_id": 7, "text": "fine"})]), _id_column([Hit(7, 0.0, {"review_id": 8})])
     ('review_id', None)
     """
-    made = [point for point in points if isinstance(point.id, str)]
+    made = [point for point in points if isinstance(point.id, str) and UUID.fullmatch(point.id)]
     if not made:
-        return None  # Whole numbers are the rows' own.
+        return None  # Whole numbers and texts are the rows' own.
     for name, value in made[0].payload.items():
         if isinstance(value, str) and point_id(value)[0] == made[0].id:
             return name

@@ -14,7 +14,7 @@ from luminosity.answering.prompt import PromptStyle
 from luminosity.answering.retrieval import SearchSettings
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.inference.adapting.adapt import check_handler
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.kinds import address_of
 
 __all__ = ["AskSettings", "Options", "text_of"]
 
@@ -54,13 +54,13 @@ class AskSettings:
     quotes: bool
 
     @classmethod
-    def of(cls, where: str | os.PathLike[str], collection: str, options: Options) -> AskSettings:
+    def of(cls, where: str | os.PathLike[str], collection: str | None, options: Options) -> AskSettings:
         """Return the settings. Raises if an argument is wrong, or if a default model is not installed."""
         given: dict[str, Any] = {**options}
         embed = given.pop("embed", None)
         generator = given.pop("generator", None)
         quotes = bool(given.pop("quotes", False))
-        address = CollectionAddress.of(
+        address = address_of(
             where,
             collection,
             timeout=given.pop("timeout", 120.0),

@@ -17,7 +17,7 @@ from apache_beam.transforms.window import FixedWindows
 
 from luminosity import LuminosityRunner, MapTable, ReadKafka, WindowTable, WriteLance, WriteQdrant, WriteTable
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.qdrant_collection import CollectionAddress
+from luminosity.io.stores.store import StoreAddress
 from luminosity.testing import KafkaBroker
 from tests.io.stores.test_qdrant import stored
 from tests.io.written import rows_of
@@ -39,7 +39,7 @@ def _lance(out: Path, name: str) -> list[int]:
 
 def _counts(out: Path) -> list[int]:
     """Return how many rows each destination has while the stream runs."""
-    store = EmbeddedCollection(CollectionAddress(str(out / "store"), "things"))
+    store = EmbeddedCollection(StoreAddress(str(out / "store"), "things"))
     rows = rows_of(out / "table") if names_in(out / "table") else []
     points = store.count() if (out / "store" / "things").exists() else 0
     return [len(rows), len(_lance(out, "rows")), len(_lance(out, "merged")), points]

@@ -18,10 +18,11 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
-from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.embedded_qdrant import EmbeddedCollection, copy_folder, lock_file
+from luminosity.io.folders import copy_folder, lock_file
+from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
+from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point, PointColumns
-from luminosity.io.stores.qdrant_collection import CollectionAddress, WriteMode
+from luminosity.io.stores.store import StoreAddress, WriteMode
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.stores.vectors import numbered, vectors
@@ -234,7 +235,7 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     holder = context.Process(target=_hold, args=(str(tmp_path / "things.lock"), taken, done))
     holder.start()
     assert taken.wait(120)
-    collection = open_collection(CollectionAddress.of(tmp_path, "things", timeout=0.2), lambda: None)
+    collection = open_store(StoreAddress(str(tmp_path), "things", timeout=0.2), lambda: None)
     with (
         pytest.raises(StoreError, match=rf"process {os.getpid()} \(.*\) is writing it right now"),
         collection._writing(),
@@ -320,7 +321,7 @@ def test_a_collection_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def publish(folder: Path, writes: Any, **settings: Any) -> None:
-    collection = EmbeddedCollection(CollectionAddress.of(folder, "things", timeout=5))
+    collection = EmbeddedCollection(StoreAddress(str(folder), "things", timeout=5))
     collection.publish(writes, {"": 4}, WriteMode("cosine", **settings))
 
 
@@ -336,7 +337,7 @@ def test_readers_see_the_old_points_until_all_new_ones_are_there(tmp_path: Path,
     def writes() -> Any:
         for first in (10, 20):
             yield points(first, 3), [0]
-            seen.append(EmbeddedCollection(CollectionAddress.of(tmp_path, "things", timeout=5)).count())
+            seen.append(EmbeddedCollection(StoreAddress(str(tmp_path), "things", timeout=5)).count())
 
     publish(tmp_path, writes(), if_exists=if_exists)
     assert seen == [5, 5]
@@ -364,7 +365,7 @@ def test_a_step_that_is_killed_while_it_publishes(
         with pytest.raises(KeyboardInterrupt):
             publish(tmp_path, [(points(10, 3), [])])
     assert (tmp_path / "things.unfinished").exists()
-    assert EmbeddedCollection(CollectionAddress.of(tmp_path, "things")).count() == 5
+    assert EmbeddedCollection(StoreAddress(str(tmp_path), "things")).count() == 5
     publish(tmp_path, [(points(10, 3), [])])
     assert sorted(stored(tmp_path)) == [0, 1, 2, 3, 4, 10, 11, 12]
     assert sorted(os.listdir(tmp_path)) == ["things", "things.lock", "things.writing"]

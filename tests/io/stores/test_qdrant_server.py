@@ -17,9 +17,9 @@ from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores import qdrant_server as server_module
-from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.publish_points import begin_on_server
-from luminosity.io.stores.qdrant_collection import CollectionAddress, WriteMode
+from luminosity.io.stores.kinds import open_store
+from luminosity.io.stores.qdrant_server import ServerCollection
+from luminosity.io.stores.store import StoreAddress, WriteMode
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import StandIn, fails, qdrant_server
@@ -102,7 +102,7 @@ def refusing() -> Iterator[str]:
 @pytest.mark.usefixtures("_waits_take_no_time")
 def test_nobody_listens(refusing: str) -> None:
     retries: list[int] = []
-    collection = open_collection(CollectionAddress.of(refusing, "things", timeout=20), lambda: retries.append(1))
+    collection = open_store(StoreAddress(refusing, "things", timeout=20), lambda: retries.append(1))
     with pytest.raises(
         StoreError, match=rf"'things' at {refusing} can't be reached: .*refused; gave up after \d attempts"
     ):
@@ -271,7 +271,7 @@ def test_a_table_without_rows(server: StandIn) -> None:
 
 def begin(server: StandIn, **settings: Any) -> str:
     mode = WriteMode("cosine", **settings)
-    return begin_on_server(CollectionAddress(server.url, "things", timeout=20), mode, str(RunOwner.current()))
+    return ServerCollection(StoreAddress(server.url, "things", timeout=20)).begin(mode, str(RunOwner.current()))
 
 
 def test_what_killed_runs_left_is_removed(server: StandIn) -> None:

@@ -16,10 +16,10 @@ from qdrant_client import models
 
 from luminosity import WriteQdrant
 from luminosity.errors import StepFailed, StoreError
-from luminosity.io.stores import publish_panes
+from luminosity.io.stores import write_shared
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.qdrant_collection import CollectionAddress
 from luminosity.io.stores.qdrant_server import ServerCollection
+from luminosity.io.stores.store import StoreAddress
 from luminosity.io.writing.pane_steps import PaneOf
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.stores.test_qdrant import stored
@@ -92,7 +92,7 @@ def test_a_point_never_replaces_that_of_a_later_window(tmp_path: Path, is_server
 def test_a_server_gets_points_when_the_trigger_fires(tmp_path: Path) -> None:
     notes = Notes(tmp_path / "notes")
     with qdrant_server() as server:
-        address = CollectionAddress(server.url, "things")
+        address = StoreAddress(server.url, "things")
 
         def build(pipeline: beam.Pipeline) -> None:
             table = pipeline | stream_of(rows(1, 1), rows(2, 2), rows(3, 3), element_type=pa.RecordBatch)
@@ -151,7 +151,7 @@ def test_a_stream_does_not_replace_a_collection(tmp_path: Path) -> None:
 
 
 def test_readers_of_a_folder_wait_while_a_pane_is_written(tmp_path: Path) -> None:
-    address = CollectionAddress(str(tmp_path), "things", timeout=0.1)
+    address = StoreAddress(str(tmp_path), "things", timeout=0.1)
     collection = EmbeddedCollection(address)
     collection.ensure({"": 2}, "cosine", create=True)
 
@@ -173,5 +173,5 @@ def test_versions_are_ordered_by_window_then_by_pane() -> None:
 def test_a_pane_is_divided_into_parts_of_a_batch() -> None:
     (one, _), (two, _) = rows(0, 1)[0], rows(0, 1, 2)[0]
     pane = SimpleNamespace(index=0)
-    found = list(publish_panes._Parts(3).process((None, [one, one, two, one, two, two]), None, Timestamp(0), pane))
+    found = list(write_shared._Parts(3).process((None, [one, one, two, one, two, two]), None, Timestamp(0), pane))
     assert [[batch.num_rows for batch in pane.content] for _, pane in found] == [[1, 1, 2], [1, 2], [2]]

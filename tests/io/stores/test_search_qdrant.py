@@ -15,7 +15,7 @@ from apache_beam.testing.util import assert_that
 
 from luminosity import SearchQdrant, WriteQdrant
 from luminosity.errors import StoreError
-from luminosity.io.stores.qdrant_collection import CollectionAddress, chosen_vector
+from luminosity.io.stores.store import StoreAddress, chosen_vector
 from luminosity.tables.coder import RecordBatchCoder
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import fails, qdrant_server
@@ -146,7 +146,7 @@ def test_the_only_vector_needs_no_name(where: str) -> None:
     ],
 )
 def test_the_vectors_that_are_there_are_named(found: Any, using: str | None, message: str) -> None:
-    address = CollectionAddress("stores", "places")
+    address = StoreAddress("stores", "places")
     with pytest.raises(StoreError, match=message):
         chosen_vector(address, found, using)
     assert chosen_vector(address, {"": (2, "dot")}, None) == ""

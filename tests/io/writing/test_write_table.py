@@ -28,7 +28,7 @@ from pyarrow import parquet
 
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import StepFailed, WriteError
-from luminosity.io.folder_lock import lock_folder
+from luminosity.io.folders import lock_folder
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.writing import existing, file_writer, final_files, finish_step, open_files
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination

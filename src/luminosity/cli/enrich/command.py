@@ -131,7 +131,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vector-store",
         metavar="WHERE",
-        help="also write to Qdrant: the address of a server, or a folder; adds points, whatever --if-exists says",
+        help="also write to a vector store: the address of a Qdrant server, a folder for Qdrant's engine, or a "
+        "Lance dataset; adds points, whatever --if-exists says",
     )
     parser.add_argument("--collection", metavar="NAME", help="collection in the vector store (default: the name of IN)")
     parser.add_argument(

@@ -16,7 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.runners.runner import PipelineState
 
-from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteQdrant, WriteTable
+from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteTable, WriteVectors
 from luminosity.cli.common.table_options import csv_arguments, tell_doubts
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
 from luminosity.cli.enrich.progress import RowProgress
@@ -25,6 +25,7 @@ from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, fi
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
+from luminosity.io.stores.kinds import kind_of
 from luminosity.runs.views.live import is_live
 
 __all__ = ["Job", "advise", "run"]
@@ -53,9 +54,7 @@ class Job:
     show: int | None
     writing_dead_letters: WriteTable | None
     dead_letters: str | None
-    writing_store: WriteQdrant | None
-    vector_store: str | None
-    collection: str
+    writing_store: WriteVectors | None
     id: str | None  # None: a hash of the row
     kept: ResumableRun | None  # None: the run has no checkpoint of this command
 
@@ -80,7 +79,6 @@ class Job:
         kept = _kept_run(parsed, requests, reading, flags)
         is_resumed = kept is not None and kept.is_resumed
         writing, writing_dead_letters = _outputs(parsed, requests, reading, is_resumed=is_resumed)
-        collection = parsed.collection or _stem(parsed.table)
         row_id = parsed.id or (_ROW_ID if _ROW_ID in existing else None)
         return cls(
             reading=reading,
@@ -94,10 +92,8 @@ class Job:
             show=parsed.show,
             writing_dead_letters=writing_dead_letters,
             dead_letters=parsed.dead_letters,
-            writing_store=_store(parsed.vector_store, collection, requests, row_id) if parsed.vector_store else None,
+            writing_store=_store(parsed, requests, row_id) if parsed.vector_store else None,
             kept=kept,
-            vector_store=parsed.vector_store,
-            collection=collection,
             id=row_id,
         )
 
@@ -254,11 +250,15 @@ def _outputs(
     return writing, dead_letters
 
 
-def _store(where: str, collection: str, requests: Sequence[ColumnRequest], row_id: str | None) -> WriteQdrant:
+def _store(parsed: argparse.Namespace, requests: Sequence[ColumnRequest], row_id: str | None) -> WriteVectors:
     vectors = {each.name: each.name for each in requests if each.is_vector}
     if not vectors:
         raise OptionError("--vector-store: found no vectors to keep", fix="add some with --embed COLUMN=MODEL")
-    store = WriteQdrant(where, collection, vectors=vectors, id=row_id or _ROW_ID)
+    kind = kind_of(parsed.vector_store)
+    collection = kind.address(parsed.vector_store, parsed.collection).collection
+    if kind.has_collections and not collection:
+        collection = _stem(parsed.table)
+    store = WriteVectors(parsed.vector_store, collection or None, vectors=vectors, id=row_id or _ROW_ID)
     store.check_reachable()
     store.check_writable()
     return store

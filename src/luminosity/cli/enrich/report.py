@@ -42,8 +42,10 @@ def print_report(job: Job, metrics: MetricResults, seconds: float) -> int:
         failed = written["DeadLetters"]
         lines = f" ({unreadable:,} {'line' if unreadable == 1 else 'lines'} unreadable)" if unreadable else ""
         grid.add_row("failed", Text(f"{_many(failed)}, in {job.dead_letters}{lines}" if failed else "none"))
-    if job.vector_store is not None:
-        grid.add_row("stored", Text(f"in collection {job.collection} of {job.vector_store}"))
+    if job.writing_store is not None:
+        store = job.writing_store.address
+        collection = f"collection {store.collection} of " if store.collection else ""
+        grid.add_row("stored", Text(f"in {collection}{store.where}"))
     grid.add_row("took", Text(f"{seconds:.1f} s, including start-up"))
     with console.capture() as printed:
         for each in (*shown, grid):

@@ -29,7 +29,7 @@ from luminosity.core import InferenceMetrics
 from luminosity.engine.durable.inspection import saved_counters
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.errors import CheckpointError, CheckpointFailed, LuminosityError, SpillFailed
-from luminosity.io.folder_access import why_not_writable
+from luminosity.io.folders import why_not_writable
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.readers import RowCount
 from luminosity.runs.run_ids import is_at_work

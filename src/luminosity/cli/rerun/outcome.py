@@ -134,9 +134,9 @@ def _points(place: Sealed) -> Any:
     import pyarrow as pa
 
     from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-    from luminosity.io.stores.qdrant_collection import CollectionAddress
+    from luminosity.io.stores.store import StoreAddress
 
-    points = list(EmbeddedCollection(CollectionAddress.of(place.path, place.name)).all_points())
+    points = list(EmbeddedCollection(StoreAddress(place.path, place.name)).all_points())
     names = sorted({name for point in points for name in point.vectors})
     return pa.table(
         {

@@ -9,47 +9,103 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from luminosity._shared.locks import locked, try_lock
-from luminosity.errors import Fix, StoreError, may_pass
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+
+from luminosity._shared.locks import try_lock
+from luminosity.errors import InvalidArgument, StoreError, may_pass
 from luminosity.extras import require
+from luminosity.io.folders import copy_folder, lock_file, why_not_writable
 from luminosity.io.run_owner import RunOwner
-from luminosity.io.stores.points import Point, PointId
-from luminosity.io.stores.qdrant_collection import (
-    CollectionAddress,
+from luminosity.io.stores.points import Point, PointColumns, PointId, facts_of, point_writes, split
+from luminosity.io.stores.query import Hit, Query
+from luminosity.io.stores.staging import StagedRows
+from luminosity.io.stores.store import (
+    COUNTERS,
     Distance,
-    Hit,
-    QdrantCollection,
-    Query,
+    PointStore,
+    Staged,
+    StagedWriter,
+    StoreAddress,
     Write,
     WriteMode,
     check_vectors,
 )
 
-__all__ = ["EmbeddedCollection", "copy_folder", "lock_file"]
+__all__ = ["EmbeddedCollection"]
 
 
+_CONFIGURATION = "edge_config.json"  # a file of every collection
 _MARK = "luminosity-run"  # a file in a collection: the run with a checkpoint that published it
-_CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
 _PAGE_POINTS = 1_000  # points that are read at once
 _PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
-class EmbeddedCollection(QdrantCollection):
+class EmbeddedCollection(PointStore):
     """A collection in a folder of this machine, which Qdrant's engine reads and writes in this process."""
 
-    def __init__(self, address: CollectionAddress) -> None:
+    kind = "qdrant"
+    form = "a folder of this machine"
+
+    def __init__(self, address: StoreAddress, on_retry: Callable[[], None] = lambda: None) -> None:
         self._engine = require("qdrant_edge", "qdrant")
         self._address = address
         self._folder = os.path.join(address.where, address.collection)
+
+    @classmethod
+    def handles(cls, where: str) -> bool:
+        """Return whether it may be a folder."""
+        return "://" not in where
+
+    @classmethod
+    def address(cls, where: str, collection: str | None, **settings: Any) -> StoreAddress:
+        """Return the address. ``where`` may be the folder of the collection itself."""
+        if settings.get("api_key") is not None or settings.get("api_key_env") is not None:
+            raise InvalidArgument(f"found an API key for the folder {where}, expected one for servers only")
+        if collection is None and os.path.isfile(os.path.join(where, _CONFIGURATION)):
+            where, collection = os.path.split(os.path.abspath(where))
+        return super().address(where, collection, **settings)
+
+    @classmethod
+    def check_reachable(cls, address: StoreAddress) -> None:
+        """Raise if Qdrant's engine is not installed."""
+        require("qdrant_edge", "qdrant")
+
+    @classmethod
+    def names(cls, address: StoreAddress) -> list[str]:
+        """Return the folders in which there is a collection."""
+        unfinished = (".unfinished", ".replaced")
+        return [
+            name
+            for name in sorted(os.listdir(address.where))
+            if not name.endswith(unfinished) and os.path.isfile(os.path.join(address.where, name, _CONFIGURATION))
+        ]
+
+    @classmethod
+    def check_writable(cls, address: StoreAddress, mode: WriteMode) -> None:
+        """Raise if the folder can't be written, if the collection exists and must not, or if a run replaces it."""
+        if reason := why_not_writable(address.where):
+            raise StoreError(f"{address} can't be written: {reason}", fix="choose another folder, or make it writable")
+        may_create = replace(mode, create=True)  # Another pipeline may still create it.
+        may_create.check(address, os.path.isdir(os.path.join(address.where, address.collection)))
+        if mode.if_exists != "append" and (owner := cls(address).run_that_writes()):
+            raise StoreError(
+                f"{address}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
+            )
+
+    @classmethod
+    def writer(cls, address: StoreAddress, columns: PointColumns, mode: WriteMode, run: str) -> StagedWriter:
+        """Return what writes staged rows to the folder."""
+        return _FolderWriter(address, columns, mode, run)
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection's folder under the lock if it is missing, and check its vectors."""
@@ -101,7 +157,7 @@ class EmbeddedCollection(QdrantCollection):
         with self._locked():
             return self._has_mark(run)
 
-    def writer(self) -> RunOwner | None:
+    def run_that_writes(self) -> RunOwner | None:
         """Return the process that writes the collection at this moment, if there is one."""
         with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
             descriptor = os.open(f"{self._folder}.writing", os.O_RDWR | os.O_CLOEXEC)
@@ -250,7 +306,7 @@ class EmbeddedCollection(QdrantCollection):
             engine.EdgeShard.create(folder, config).close()
 
     def _vectors(self) -> dict[str, tuple[int, str]]:
-        with open(os.path.join(self._folder, "edge_config.json")) as file:
+        with open(os.path.join(self._folder, _CONFIGURATION)) as file:
             vectors: dict[str, dict[str, Any]] = json.load(file)["vectors"]
         return {name: (vector["size"], vector["distance"].lower()) for name, vector in vectors.items()}
 
@@ -333,53 +389,66 @@ class EmbeddedCollection(QdrantCollection):
         )
 
 
-def copy_folder(source: str, destination: str) -> None:
-    """Copy a folder. Holes in its files stay holes: Qdrant's files are mostly holes."""
-    shutil.copytree(source, destination, copy_function=_copy_file)
-
-
-def _copy_file(source: str, destination: str) -> None:
-    with open(source, "rb") as old, open(destination, "wb") as new:
-        size = os.fstat(old.fileno()).st_size
-        new.truncate(size)
-        start = 0
-        while start < size:
-            try:
-                start = os.lseek(old.fileno(), start, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # There is only a hole left.
-                    return
-                raise
-            end = os.lseek(old.fileno(), start, os.SEEK_HOLE)
-            old.seek(start)
-            new.seek(start)
-            while chunk := old.read(min(_CHUNK_BYTES, end - start)):
-                new.write(chunk)
-                start += len(chunk)
-            start = end
-
-
 def _plain(identity: Any) -> PointId:
     return identity if isinstance(identity, int) else str(identity)
 
 
-@contextlib.contextmanager
-def lock_file(path: str, timeout: float) -> Generator[None]:
-    """Hold the lock of a file, between threads and processes; raise after waiting for ``timeout`` seconds."""
-    with contextlib.ExitStack() as lock:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        lock.callback(os.close, descriptor)
-        try:
-            lock.enter_context(locked(descriptor, timeout))
-        except TimeoutError:
-            holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace") or "unknown"
-            raise StoreError(
-                f"waited {timeout:.3g} s for {path}, which process {holder} holds",
-                fix=Fix(
-                    "check whether that process is stuck; if it still writes, pass a longer timeout= or use a server",
-                    command="check whether that process is stuck; if it still writes, use fewer workers or a server",
-                ),
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
+@dataclass(frozen=True)
+class _FolderWriter(StagedWriter):
+    """Writes all rows in one step, since only one process at a time may have the folder open anyway.
+
+    The output is the number of rows of each write.
+    """
+
+    address: StoreAddress
+    columns: PointColumns
+    mode: WriteMode
+    run: str  # the mark that a run with a checkpoint leaves in the collection that it publishes
+
+    def check(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Check all rows as writing them would."""
+        self.columns.changes(batch)
+        return batch
+
+    def commit(self, staged: Sequence[Staged], folder: str) -> list[int]:
+        """Publish all rows at once."""
+        rows = StagedRows.with_rows(staged)
+        facts = facts_of(rows.batches(), self.columns)
+        self.mode.check_rows(self.address, facts.rows)
+        store = EmbeddedCollection(self.address)
+        there = store.vectors()
+        if not store.is_published_by(self.run):  # Otherwise the step is repeated after a restart.
+            self.mode.check(self.address, there is not None)
+        if not facts.points and self.mode.if_exists != "replace" and (there is None or not facts.rows):
+            return [facts.rows] if facts.rows else []
+        counts: list[int] = []
+        writes = self._writes(rows, (), set(), counts)
+        store.publish(writes, facts.sizes_for(there, self.columns), self.mode, self.run)
+        return counts
+
+    def commit_pane(
+        self, staged: Sequence[Staged], newer: Collection[Hashable], folder: str
+    ) -> tuple[list[int], Collection[Hashable], list[str]]:
+        """Write all rows of the pane while the folder is locked."""
+        keys, counts = set[Hashable](), list[int]()
+        rows, store = StagedRows.with_rows(staged), EmbeddedCollection(self.address)
+        if rows.paths:
+            facts, there = facts_of(rows.batches(), self.columns), store.vectors()
+            if facts.points:
+                store.ensure(facts.sizes_for(there, self.columns), self.mode.distance, self.mode.create)
+            if facts.points or there is not None:
+                store.write_together(self._writes(rows, newer, keys, counts))
+            else:
+                counts.append(facts.rows)  # There is nothing to delete from.
+        return counts, keys, []
+
+    def _writes(
+        self, rows: StagedRows, newer: Collection[Hashable], keys: set[Hashable], counts: list[int]
+    ) -> Iterator[Write]:
+        for points, count in point_writes(rows.batches(), self.columns, self.address.batch_size):
+            keys.update(points)
+            counts.append(count)
+            upserts, deletes = split(points, newer)
+            yield upserts, deletes
+            Metrics.counter(COUNTERS, "points_upserted").inc(len(upserts))
+            Metrics.counter(COUNTERS, "points_deleted").inc(len(deletes))

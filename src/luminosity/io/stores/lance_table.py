@@ -14,11 +14,11 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import Fix, StoreError, may_pass
 from luminosity.extras import require
-from luminosity.io.folder_lock import lock_folder
+from luminosity.io.folders import lock_folder
 from luminosity.io.stores.points import DELETED
 from luminosity.io.stores.staging import StagedRows
 
-__all__ = ["NOTE_SUFFIX", "LanceTable"]
+__all__ = ["NOTE_SUFFIX", "LanceTable", "last_of_each", "literal"]
 
 NOTE_SUFFIX = ".note.json"
 """The names of the notes of panes end like this."""
@@ -35,30 +35,43 @@ class LanceTable:
         self._path = path
         folder, name = os.path.split(path)
         self._name = name.removesuffix(".lance")
-        with self._errors():
+        with self.errors():
             self._database = lancedb.connect(folder or ".")
 
     def rows(self) -> Any:
         """Return all rows as a ``pyarrow.Table``, or None if the dataset does not exist."""
-        with self._errors():
+        with self.errors():
             table = self._opened()
             return None if table is None else table.to_arrow()
 
-    def overwrite(self, rows: StagedRows) -> None:
-        """Replace all rows."""
-        with self._errors():
-            self._database.create_table(self._name, rows.reader(), mode="overwrite")
+    def opened(self) -> Any:
+        """Return the dataset as lancedb opens it, or None if it does not exist."""
+        with self.errors():
+            return self._opened()
+
+    def overwrite(self, rows: Any) -> None:
+        """Replace all rows by those of a ``pyarrow.RecordBatchReader``."""
+        with self.errors():
+            self._database.create_table(self._name, rows, mode="overwrite")
 
     def clear(self) -> None:
         """Remove all rows, and keep the columns. Does nothing if the dataset does not exist."""
-        with self._errors():
+        with self.errors():
             table = self._opened()
             if table is not None:
                 self._database.create_table(self._name, schema=table.schema, mode="overwrite")
 
+    def is_begun(self, note: str) -> bool:
+        """Return whether a call before this one was made with the same note: what is there may be its own work."""
+        with self.errors():
+            if _read_note(note) is not None:
+                return True
+            _write_note(note, 0)
+            return False
+
     def append(self, rows: StagedRows, count: int, note: str) -> None:
         """Append rows once, even if a worker died while appending: the note holds the version before."""
-        with self._errors():
+        with self.errors():
             table = self._opened()
             before = _read_note(note)
             if before is None:
@@ -80,7 +93,7 @@ class LanceTable:
         from the note of that pane whether its rows are in the dataset. Remove the note when the step is committed.
         """
         folder = os.path.dirname(note)
-        with self._errors(), lock_folder(folder, _LOCK_TIMEOUT_S):
+        with self.errors(), lock_folder(folder, _LOCK_TIMEOUT_S):
             self._settle(folder)
             if _read_note(note) == _APPENDED:
                 return
@@ -102,21 +115,23 @@ class LanceTable:
                 else:
                     FileSystems.delete([found.path])
 
-    def merge(self, rows: StagedRows, key: str, newer: Collection[Hashable] = ()) -> set[Hashable]:
+    def merge(
+        self, rows: StagedRows, key: str, newer: Collection[Hashable] = (), schema: pa.Schema | None = None
+    ) -> set[Hashable]:
         """Merge file by file, since a key may occur only once in what Lance merges. Returns the keys of all rows.
 
-        Rows with keys in ``newer`` are left out.
+        Rows with keys in ``newer`` are left out. ``schema`` is that of the dataset if it differs from that of the rows.
         """
         keys: set[Hashable] = set()
-        kept = pa.schema([field for field in rows.schema if field.name != DELETED])
-        with self._errors():
+        kept = schema or pa.schema([field for field in rows.schema if field.name != DELETED])
+        with self.errors():
             table = self._opened()
             if table is None:
                 self._was_made(kept.empty_table().to_reader())
                 table = self._opened()
             self._check(table, kept)
             for path in rows.paths:
-                found = _last_of_each(rows.reader(path).read_all(), key)
+                found = last_of_each(rows.reader(path).read_all(), key)
                 keys.update(found[key].to_pylist())
                 if newer and not keys.isdisjoint(newer):
                     found = found.filter(pa.array([value not in newer for value in found[key].to_pylist()]))
@@ -124,7 +139,7 @@ class LanceTable:
                 changed = found if marks is None else found.filter(marks.is_null() | ~marks)
                 if changed.num_rows:
                     merging = table.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
-                    merging.execute(changed.select(kept.names))
+                    merging.execute(changed.select(kept.names).cast(kept))
                 if marks is not None:
                     _delete(table, key, found.filter(marks)[key].to_pylist())
         return keys
@@ -163,7 +178,8 @@ class LanceTable:
             )
 
     @contextlib.contextmanager
-    def _errors(self) -> Generator[None]:
+    def errors(self) -> Generator[None]:
+        """Name the dataset in errors of Lance."""
         try:
             yield
         except (ValueError, RuntimeError, OSError) as error:
@@ -172,10 +188,10 @@ class LanceTable:
             raise StoreError(f"{self._path}: {error}", may_pass=may_pass(error)) from error
 
 
-def _last_of_each(rows: Any, key: str) -> Any:
+def last_of_each(rows: Any, key: str) -> Any:
     """Return the last row of each key.
 
-    >>> _last_of_each(pa.table({"id": [1, 2, 1], "n": [1, 2, 3]}), "id")["n"].to_pylist()
+    >>> last_of_each(pa.table({"id": [1, 2, 1], "n": [1, 2, 3]}), "id")["n"].to_pylist()
     [2, 3]
     """
     places = {value: place for place, value in enumerate(rows[key].to_pylist())}
@@ -184,16 +200,18 @@ def _last_of_each(rows: Any, key: str) -> Any:
 
 def _delete(table: Any, key: str, values: list[Any]) -> None:
     for first in range(0, len(values), _KEYS_AT_ONCE):
-        shown = ", ".join(_literal(value) for value in values[first : first + _KEYS_AT_ONCE])
+        shown = ", ".join(literal(value) for value in values[first : first + _KEYS_AT_ONCE])
         table.delete(f"`{key}` IN ({shown})")
 
 
-def _literal(value: int | str) -> str:
+def literal(value: int | str) -> str:
     """Return a value as SQL.
 
-    >>> _literal("it's"), _literal(7)
-    ("'it''s'", '7')
+    >>> literal("it's"), literal(7), literal(True)
+    ("'it''s'", '7', 'true')
     """
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 

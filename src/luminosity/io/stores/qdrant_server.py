@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from luminosity._shared.text import shorten
-from luminosity.errors import StoreError
+from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
-from luminosity.io.stores.points import Point, PointId
-from luminosity.io.stores.qdrant_collection import (
-    CollectionAddress,
+from luminosity.io.run_owner import owner_in_name
+from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
+from luminosity.io.stores.query import Hit, Query
+from luminosity.io.stores.store import (
     Distance,
-    Hit,
-    QdrantCollection,
-    Query,
+    SharedStore,
+    StoreAddress,
+    Target,
     WriteMode,
     check_vectors,
+    is_abandoned,
+    staged_name,
 )
 
 __all__ = ["ServerCollection", "TransientError", "retry"]
@@ -30,6 +35,7 @@ __all__ = ["ServerCollection", "TransientError", "retry"]
 _REQUEST_BYTES = 32_000_000  # the most that a server accepts by default
 _NUMBER_BYTES = 22  # the most that a float takes in JSON
 _OTHER_BYTES = 100  # of a point in JSON, beside its vectors and payload
+_RESPONSE_TIMEOUT_S = 10.0  # A server that is up responds much sooner, even from another continent.
 _LONGEST_REQUEST_S = 60.0  # Longer waits are several requests.
 _NOT_FOUND, _TIMED_OUT, _CONFLICT, _TOO_MANY, _SERVER_ERROR = 404, 408, 409, 429, 500
 _RESPONSE_CHARACTERS = 500  # shown in a message: enough for any sentence, not for a whole page of HTML
@@ -48,15 +54,18 @@ class _Refused(StoreError):
         self.status = status
 
 
-class ServerCollection(QdrantCollection):
+class ServerCollection(SharedStore):
     """A collection on a Qdrant server. Requests are retried until the address's timeout."""
 
-    def __init__(self, address: CollectionAddress, on_retry: Callable[[], None]) -> None:
+    kind = "qdrant"
+    form = "an address (http://...)"
+
+    def __init__(self, address: StoreAddress, on_retry: Callable[[], None] = lambda: None) -> None:
         self._client_module = require("qdrant_client", "qdrant")
         self._models = self._client_module.models
         self._address = address
         self._on_retry = on_retry
-        self._key = _read_key(address)
+        self._key = address.key()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection")  # It may be loopback.
             self._client = self._client_module.QdrantClient(
@@ -65,6 +74,94 @@ class ServerCollection(QdrantCollection):
                 timeout=math.ceil(min(address.timeout, _LONGEST_REQUEST_S)),
                 check_compatibility=False,  # The check would run in another thread and print its findings.
             )
+
+    @classmethod
+    def handles(cls, where: str) -> bool:
+        """Return whether it is an HTTP address."""
+        return where.startswith(("http://", "https://"))
+
+    @classmethod
+    def address(cls, where: str, collection: str | None, **settings: Any) -> StoreAddress:
+        """Return the address. Raises if there is a secret in it."""
+        if "@" in urlsplit(where).netloc:
+            raise InvalidArgument(
+                f"found a user or password in the address of {urlsplit(where).hostname}, where logs show it",
+                fix=Fix("pass api_key_env= with the name of an environment variable that holds the key"),
+            )
+        return super().address(where, collection, **settings)
+
+    @classmethod
+    def check_reachable(cls, address: StoreAddress) -> None:
+        """Raise if the client is not installed here, or if no server responds.
+
+        Any response counts, also an error: whether the key is valid is not checked.
+        """
+        require("qdrant_client", "qdrant")
+        import urllib3
+
+        try:
+            urllib3.request("GET", address.where, timeout=_RESPONSE_TIMEOUT_S, retries=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise StoreError(
+                f"no server responds at {address.where} ({error})",
+                fix="check that the server runs, or write to a folder, which needs no server",
+            ) from None
+
+    @classmethod
+    def names(cls, address: StoreAddress) -> list[str]:
+        """Return the names of all collections of the server."""
+        with contextlib.closing(cls(address)) as server:
+            return sorted(server.collections())
+
+    @classmethod
+    def check_writable(cls, address: StoreAddress, mode: WriteMode) -> None:
+        """Do nothing: the server is asked when the pipeline starts."""
+
+    def begin(self, mode: WriteMode, owner: str) -> str:
+        """Return the name of a new collection; an empty one if points are added to a collection that exists."""
+        address = self._address
+        if mode.if_exists == "append" and self.vectors() is not None:
+            return ""
+        names, aliases = set(self.collections()), self.aliases()
+        mode.check(address, address.collection in names or address.collection in aliases)
+        if address.collection in names and mode.if_exists == "replace":
+            raise StoreError(
+                f"{address} can't be replaced at once: it is no alias, and Qdrant can't rename collections",
+                fix="delete it before the run, or write to another collection, which this run creates with an alias",
+            )
+        for name in sorted(names - set(aliases.values())):
+            if name.startswith(f"{address.collection}--") and is_abandoned(address, name, owner):
+                self.drop(name)
+        return staged_name(address, owner)
+
+    def prepare(self, staged: str, facts: TableFacts, columns: PointColumns, mode: WriteMode) -> Target:
+        """Create the collection that gets the points."""
+        there = self.vectors()
+        if not facts.points and mode.if_exists != "replace":
+            return Target(is_needed=there is not None and facts.rows > 0)
+        sizes = facts.sizes_for(there, columns)
+        if not staged:
+            if there is None:
+                raise StoreError(f"{self._address} was deleted while the run was at work", fix="run it again")
+            check_vectors(self._address, there, sizes, mode.distance)
+            return Target()
+        with contextlib.closing(ServerCollection(replace(self._address, staged=staged), self._on_retry)) as hidden:
+            hidden.ensure(sizes, mode.distance, create=True)
+        return Target(staged=staged, replaces=self.aliases().get(self._address.collection, ""))
+
+    def publish(self, target: Target, mode: WriteMode) -> None:
+        """Let the alias stand for the new collection, now that all points are in it."""
+        name = self._address.collection
+        found = self.aliases().get(name)
+        if found != target.staged:
+            if (found is None and self.vectors() is not None) or (found or "") != target.replaces:
+                raise StoreError(
+                    f"{self._address} was created by another run or program while this run was at work",
+                    fix="run it again",
+                )
+            self.point_alias(name, target.staged, is_new=found is None)
+        if owner_in_name(target.replaces):  # Otherwise the user has made the collection.
+            self.drop(target.replaces)
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the collection on the server if it is missing, and check its vectors."""
@@ -134,7 +231,7 @@ class ServerCollection(QdrantCollection):
         )
         return [Hit(point.id, 0.0, point.payload or {}) for point in found]
 
-    def names(self) -> list[str]:
+    def collections(self) -> list[str]:
         """Return the names of all collections of the server."""
         return [found.name for found in self._request(self._client.get_collections).collections]
 
@@ -241,20 +338,6 @@ def cut(points: Sequence[Point], most: int, most_bytes: int = _REQUEST_BYTES) ->
 def _vector(named: Mapping[str, Any]) -> Any:
     """Return the vectors as Qdrant takes them: a mapping of names, or one vector without a name."""
     return named[""] if list(named) == [""] else dict(named)
-
-
-def _read_key(address: CollectionAddress) -> str | None:
-    if address.api_key is not None:
-        return address.api_key()
-    if address.api_key_env is None:
-        return None
-    key = os.environ.get(address.api_key_env, "").strip()
-    if not key:
-        raise StoreError(
-            f"the environment variable {address.api_key_env}, which api_key_env names, is not set on the worker",
-            fix=f"set it before the pipeline starts: export {address.api_key_env}=...",
-        )
-    return key
 
 
 def _reason(content: bytes) -> str:

@@ -1,31 +1,38 @@
-"""Staged rows: files that workers write and the last step reads. Files of failed bundles are never read."""
+"""Writes rows to a store that one process at a time may write: workers stage rows in files, and one step commits them.
+
+Files of failed bundles are never read.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.transforms.window import WindowedValue
+from apache_beam.pvalue import AsList, AsSingleton
+from apache_beam.transforms.window import GlobalWindows, WindowedValue
 
 from luminosity.core import TEMPORARY_FOLDER
 from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
+from luminosity.io.stores.store import Staged, StagedWriter
 from luminosity.io.writing import filesystem
+from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped
+from luminosity.io.writing.window_files import GroupByPane
 from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, new_id
 
-__all__ = ["StageDoFn", "Staged", "StagedFile", "StagedRows", "StagingFolder", "staging_folders"]
+__all__ = ["StagedFile", "StagedRows", "StagingFolder", "staging_folders", "write_staged"]
 
 _STAGED = ".staged-"  # in the names of folders with the rows of a run
-_MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
-Staged = tuple[str, int]
-"""The path of a file and its number of rows."""
+_ROWS_PER_FILE = 100_000  # about: a file is read at once if its rows are merged
+_MOST_FILES = 20  # open at once: a bundle of old data may have rows of thousands of windows
 
 
 @dataclass(frozen=True)
@@ -85,20 +92,16 @@ class StagedFile:
         self.path = FileSystems.join(folder, f"{uuid.uuid4().hex}.arrow")
         self.rows = 0
         self._folder = folder
-        self._schema: Any = None
         self._sink: Any = None
         self._writer: Any = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows; raise if their columns differ from those before."""
+        """Append rows. All have the columns of the first."""
         if self._writer is None:
             if not FileSystems.exists(self._folder):
                 _make(self._folder)
             self._sink = FileSystems.create(self.path, "application/octet-stream")
-            self._schema = batch.schema
             self._writer = pa.ipc.new_stream(self._sink, batch.schema)
-        if not batch.schema.equals(self._schema):
-            raise _differs(self._schema, batch.schema)
         self._writer.write_batch(batch)
         self.rows += batch.num_rows
 
@@ -112,36 +115,37 @@ class StagedFile:
                 filesystem.sync(self.path, self._folder)
 
 
-class StageDoFn(beam.DoFn):
+class _Stage(beam.DoFn):
     """Writes the rows of each window to files of a folder, which is a side input, and emits these in their window."""
 
-    def __init__(self, prepare: Callable[[pa.RecordBatch], pa.RecordBatch], rows_per_file: int) -> None:
-        """``prepare`` checks a batch, and returns the rows to write."""
-        self._prepare = prepare
+    def __init__(self, writer: StagedWriter, rows_per_file: int) -> None:
+        self._writer = writer
         self._rows_per_file = rows_per_file
 
     def start_bundle(self) -> None:
         """Start without files. Those of a failed bundle are never read."""
-        self._files: dict[Any, StagedFile] = {}
+        self._files: dict[Any, StagedFile] = {}  # by window and schema
 
     def process(
         self, batch: pa.RecordBatch, folder: str, in_window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
         """Write the rows of a batch, and emit files that are large enough."""
-        file = self._files.setdefault(in_window, StagedFile(folder))
-        file.write(self._prepare(batch))
+        rows = self._writer.check(batch)
+        key = in_window, rows.schema
+        file = self._files.setdefault(key, StagedFile(folder))
+        file.write(rows)
         if file.rows >= self._rows_per_file:
-            yield self._finished(in_window)
-        elif len(self._files) > _MOST_WINDOWS:
+            yield self._finished(key)
+        elif len(self._files) > _MOST_FILES:
             yield self._finished(next(iter(self._files)))
 
     def finish_bundle(self) -> Iterator[WindowedValue]:  # type: ignore[override]  # Beam declares None, and accepts these.
         """Emit the other files."""
-        for in_window in list(self._files):
-            yield self._finished(in_window)
+        for key in list(self._files):
+            yield self._finished(key)
 
-    def _finished(self, in_window: Any) -> WindowedValue:
-        file = self._files.pop(in_window)
+    def _finished(self, key: tuple[Any, Any]) -> WindowedValue:
+        file, in_window = self._files.pop(key), key[0]
         file.close()
         return WindowedValue((file.path, file.rows), in_window.max_timestamp(), (in_window,))
 
@@ -151,7 +155,11 @@ class StagedRows:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = sorted(paths)
-        self.schema = self._common_schema()
+
+    @classmethod
+    def with_rows(cls, staged: Sequence[Staged]) -> StagedRows:
+        """Return the rows of those files that have any."""
+        return cls([path for path, rows in staged if rows])
 
     def batches(self, *paths: str) -> Iterator[pa.RecordBatch]:
         """Yield the batches of these files, or of all."""
@@ -163,14 +171,102 @@ class StagedRows:
         """Return a ``pyarrow.RecordBatchReader`` of these files, or of all."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches(*paths))
 
-    def _common_schema(self) -> Any:
+    @functools.cached_property
+    def schema(self) -> Any:
+        """The columns of all rows. Raises if they differ between files."""
         common: Any = None
         for path in self.paths:
             with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
                 common = reader.schema if common is None else common
                 if not reader.schema.equals(common):
-                    raise _differs(common, reader.schema)
+                    raise StoreError(
+                        f"found rows with the columns\n{common}\nand others with\n{reader.schema}\n"
+                        "expected the same for all"
+                    )
         return common
+
+
+def write_staged(
+    rows: Any,
+    store: str,
+    writer: StagedWriter,
+    identity: RunIdentity,
+    output: Any,
+    rows_per_file: int = _ROWS_PER_FILE,
+) -> Any:
+    """Write the rows of a PCollection through files beside ``store``, and return the outputs of the writer.
+
+    Workers stage rows in files; one step commits a bounded table, or each pane of a stream, then the files go.
+    ``output`` is the type of the outputs.
+    """
+    pipeline, windowing = rows.pipeline, rows.windowing
+    one = pipeline | "One" >> beam.Create([None])
+    # The folder is named when the pipeline runs, since it may run twice.
+    staging = StagingFolder.of(store, identity)
+    folder = AsSingleton(one | "Folder" >> beam.Map(_make_folder, staging))
+    stage = beam.ParDo(_Stage(writer, rows_per_file), folder).with_output_types(tuple[str, int])
+    rows |= (
+        "Global" >> beam.WindowInto(GlobalWindows())
+        if rows.is_bounded
+        else "Gather" >> beam.Reshuffle()  # A source of a stream has short bundles: too many files.
+    )
+    with pipeline.transform_annotations(**staging.annotations()):
+        staged = rows | "Stage" >> stage
+    if rows.is_bounded:
+        files = one | "Collect" >> beam.Map(_collect, AsList(staged)).with_output_types(list[tuple[str, int]])
+        committed = identity.stable(files) | "Commit" >> beam.Map(_commit, writer, folder)
+    else:
+        panes = staged | "ByPane" >> GroupByPane()
+        if writer.has_keys:
+            numbered = panes | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
+            committed = identity.stable(numbered) | "Commit" >> CommitPanes(_PaneWriter(writer), windowing)
+        else:
+            committed = identity.stable(panes) | "Commit" >> beam.Map(_commit_pane, writer, folder)
+    done = (
+        committed
+        | "Once" >> beam.Reshuffle()  # Files stay until the rows are committed: the step before may be retried.
+        | "CleanUp" >> beam.FlatMap(_remove_files).with_output_types(output)
+    )
+    if not rows.is_bounded and not isinstance(windowing.windowfn, GlobalWindows):
+        names = staged | "Names" >> beam.Map(lambda file: file[0]).with_output_types(str)
+        _ = (names, done) | "CleanUpLate" >> RemoveDropped(windowing.allowed_lateness)
+    return done
+
+
+def _make_folder(_: None, staging: StagingFolder) -> str:
+    return staging.make()
+
+
+def _collect(_: None, staged: list[Staged]) -> list[Staged]:
+    return staged
+
+
+def _commit(staged: Sequence[Staged], writer: StagedWriter, folder: str) -> tuple[list[Any], list[str]]:
+    """Commit all rows; return the outputs, and the folder, which is not needed any more."""
+    return writer.commit(staged, folder), [folder]
+
+
+def _commit_pane(staged: Sequence[Staged], writer: StagedWriter, folder: str) -> tuple[list[Any], list[str]]:
+    outputs, _, notes = writer.commit_pane(staged, (), folder)
+    return outputs, [*(file for file, _ in staged), *notes]
+
+
+class _PaneWriter(PaneCommitter):
+    """Commits the rows of a pane. Emits the outputs, and the files that are not needed any more."""
+
+    def __init__(self, writer: StagedWriter) -> None:
+        self._writer = writer
+
+    def commit(self, content: list[Staged], newer: Collection[Hashable]) -> tuple[list[Any], Collection[Hashable]]:
+        outputs, keys, notes = self._writer.commit_pane(content, newer, "")
+        return [(outputs, [*(file for file, _ in content), *notes])], keys
+
+
+def _remove_files(done: tuple[list[Any], list[str]]) -> list[Any]:
+    outputs, paths = done
+    if there := [path for path in paths if FileSystems.exists(path)]:
+        FileSystems.delete(there)
+    return outputs
 
 
 def _make(folder: str) -> None:
@@ -179,7 +275,3 @@ def _make(folder: str) -> None:
     except OSError:
         if not FileSystems.exists(folder):  # Otherwise another worker was first.
             raise
-
-
-def _differs(one: Any, other: Any) -> StoreError:
-    return StoreError(f"found rows with the columns\n{one}\nand others with\n{other}\nexpected the same for all")

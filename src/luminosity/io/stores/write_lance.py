@@ -5,32 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
-from apache_beam.pvalue import AsList, AsSingleton
-from apache_beam.transforms import window
 
 from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
-from luminosity.io.folder_access import why_not_writable
 from luminosity.io.run_owner import RunOwner, owner_of
+from luminosity.io.stores.lance_store import LanceStore, check_dataset
 from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
 from luminosity.io.stores.points import DELETED
-from luminosity.io.stores.staging import Staged, StageDoFn, StagedRows, StagingFolder, staging_folders
-from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfElement, RemoveDropped
-from luminosity.io.writing.window_files import GroupByPane, check_windows
-from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, run_identity
+from luminosity.io.stores.staging import StagedRows, write_staged
+from luminosity.io.stores.store import Staged, StagedWriter
+from luminosity.io.writing.window_files import check_windows
+from luminosity.runs.run_ids import CheckpointedRun, run_identity
 
 __all__ = ["WriteLance"]
 
 Mode = Literal["append", "overwrite", "merge"]
-_NAME = r"[A-Za-z0-9_.-]+"  # Lance refuses other names, but only after all rows are written.
 
 
 class WriteLance(beam.PTransform[Any, Any]):
@@ -75,14 +72,7 @@ class WriteLance(beam.PTransform[Any, Any]):
         """
         super().__init__()
         self._path = os.fspath(path)
-        if not os.path.basename(self._path).endswith(".lance") or os.path.basename(self._path) == ".lance":
-            raise InvalidArgument(
-                f"found path={self._path!r}, expected one that ends in .lance, such as data/reviews.lance"
-            )
-        if not re.fullmatch(_NAME, os.path.basename(self._path).removesuffix(".lance")):
-            raise InvalidArgument(
-                f"found path={self._path!r}, expected a name of Latin letters, digits, '_', '-' and '.'"
-            )
+        check_dataset(self._path)
         if mode not in get_args(Mode):
             raise InvalidArgument(f"found mode={mode!r}, expected one of {', '.join(get_args(Mode))}")
         if (mode == "merge") != (key is not None):
@@ -99,15 +89,7 @@ class WriteLance(beam.PTransform[Any, Any]):
         self._check_writable(RunOwner.current())
 
     def _check_writable(self, *mine: RunOwner | CheckpointedRun) -> None:
-        if FileSystems.get_scheme(self._path) is not None:
-            return
-        if reason := why_not_writable(self._path):
-            raise StoreError(f"{self._path}: {reason}", fix="choose another path, or make this one writable")
-        for folder, owner in staging_folders(self._store) if self._mode == "overwrite" else ():
-            if owner not in mine and owner.is_alive(folder):
-                raise StoreError(
-                    f"{self._path}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
-                )
+        LanceStore.check_access(self._path, self._mode == "overwrite", *mine)
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the dataset that it writes."""
@@ -116,56 +98,13 @@ class WriteLance(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Stage rows in files, commit them in one step, or in one for each pane of a stream, then remove the files."""
-        pipeline = input_or_inputs.pipeline
-        identity = run_identity(pipeline)
+        identity = run_identity(input_or_inputs.pipeline)
         self._check_writable(RunOwner.current(), owner_of(identity))
         if not input_or_inputs.is_bounded:
             self._check_stream(input_or_inputs)
-        one = pipeline | "One" >> beam.Create([None])
-        # The folder is named when the pipeline runs, since it may run twice.
-        staging = StagingFolder.of(self._store, identity)
-        folder = AsSingleton(one | "Folder" >> beam.Map(_make_folder, staging))
-        stage = beam.ParDo(StageDoFn(_Prepare(self._key), self._rows_per_file), folder).with_output_types(
-            tuple[str, int]
-        )
-        if not input_or_inputs.is_bounded:
-            with pipeline.transform_annotations(**staging.annotations()):
-                # A source has short bundles: too many files.
-                staged = input_or_inputs | "Gather" >> beam.Reshuffle() | "Stage" >> stage
-            return self._commit_panes(staged, input_or_inputs.windowing, folder, identity)
-        rows = input_or_inputs | "Global" >> beam.WindowInto(window.GlobalWindows())
-        with pipeline.transform_annotations(**staging.annotations()):
-            staged = rows | "Stage" >> stage
-        files = one | "Collect" >> beam.Map(_collect, AsList(staged)).with_output_types(list[tuple[str, int]])
-        return (
-            identity.stable(files)
-            | "Commit" >> beam.Map(_commit, self._path, self._mode, self._key, folder, self._allow_empty)
-            | "Once" >> beam.Reshuffle()
-            | "CleanUp" >> beam.Map(_clean_up, self._path).with_output_types(str)
-        )
-
-    @property
-    def _store(self) -> str:
-        return self._path.removesuffix(".lance")
-
-    def _commit_panes(self, staged: Any, windowing: Any, folder: AsSingleton, identity: RunIdentity) -> Any:
-        panes = staged | "ByPane" >> GroupByPane()
-        if self._key is None:
-            append = beam.Map(_append_pane, self._path, folder).with_output_types(list[str])
-            committed = identity.stable(panes) | "Commit" >> append
-        else:
-            merge = CommitPanes(_MergePane(self._path, self._key), windowing)
-            numbered = panes | "Pane" >> beam.ParDo(PaneOfElement()).with_output_types(tuple[bytes, Any])
-            committed = identity.stable(numbered) | "Commit" >> merge
-        done = (
-            committed
-            | "Once" >> beam.Reshuffle()
-            | "CleanUp" >> beam.Map(_remove_files, self._path).with_output_types(str)
-        )
-        if not isinstance(windowing.windowfn, window.GlobalWindows):
-            names = staged | "Names" >> beam.Map(lambda file: file[0]).with_output_types(str)
-            _ = (names, done) | "CleanUpLate" >> RemoveDropped(windowing.allowed_lateness)
-        return done
+        writer = _Writer(self._path, self._mode, self._key, self._allow_empty)
+        store = self._path.removesuffix(".lance")
+        return write_staged(input_or_inputs, store, writer, identity, str, self._rows_per_file)
 
     def _check_stream(self, rows: Any) -> None:
         check_windows(self._path, rows.windowing)
@@ -177,89 +116,63 @@ class WriteLance(beam.PTransform[Any, Any]):
             )
 
 
-class _Prepare:
-    """Checks batches before they are staged, and counts their rows."""
+@dataclass(frozen=True)
+class _Writer(StagedWriter):
+    """Commits rows by one of the modes. The output is the path of the dataset."""
 
-    def __init__(self, key: str | None) -> None:
-        self._key = key
-        self._written = Metrics.counter(WriteLance, "rows_written")
+    path: str
+    mode: Mode
+    key: str | None
+    allow_empty: bool
 
-    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._key is not None:
-            _check_keys(batch, self._key)
+    @property
+    def has_keys(self) -> bool:
+        """Whether rows are merged by a key."""
+        return self.key is not None
+
+    def check(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Check keys and marks of deletion, and count the rows."""
+        if self.key is not None:
+            _check_keys(batch, self.key)
         elif DELETED in batch.schema.names:
             batch = _without_marks(batch)
-        self._written.inc(batch.num_rows)
+        Metrics.counter(WriteLance, "rows_written").inc(batch.num_rows)
         return batch
 
+    def commit(self, staged: Sequence[Staged], folder: str) -> list[str]:
+        """Commit the rows of all files."""
+        count, table = sum(rows for _, rows in staged), LanceTable(self.path)
+        if not count and self.mode == "overwrite" and not self.allow_empty:
+            raise StoreError(
+                f"{self.path}: found no rows, expected some to overwrite the dataset; it stays as it was",
+                fix=Fix("check the input, or pass allow_empty=True if the dataset may be empty"),
+            )
+        if not count and (self.mode != "overwrite" or not staged):
+            if self.mode == "overwrite":
+                table.clear()
+            return [self.path]
+        rows = StagedRows([file for file, _ in staged])
+        if self.mode == "overwrite":
+            table.overwrite(rows.reader())
+        elif self.key is not None:
+            table.merge(rows, self.key)
+        else:
+            table.append(rows, count, FileSystems.join(folder, "note.json"))
+        return [self.path]
 
-def _make_folder(_: None, staging: StagingFolder) -> str:
-    return staging.make()
-
-
-def _collect(_: None, staged: list[Staged]) -> list[Staged]:
-    return staged
-
-
-def _commit(staged: Sequence[Staged], path: str, mode: Mode, key: str | None, folder: str, allow_empty: bool) -> str:
-    """Commit the rows of all files. May be repeated with the same arguments."""
-    count = sum(rows for _, rows in staged)
-    if not count and mode == "overwrite" and not allow_empty:
-        raise StoreError(
-            f"{path}: found no rows, expected some to overwrite the dataset; it stays as it was",
-            fix=Fix("check the input, or pass allow_empty=True if the dataset may be empty"),
-        )
-    if not count and (mode != "overwrite" or not staged):
-        if mode == "overwrite":
-            LanceTable(path).clear()
-        return folder
-    rows, table = StagedRows([file for file, _ in staged]), LanceTable(path)
-    if mode == "overwrite":
-        table.overwrite(rows)
-    elif key is not None:
-        table.merge(rows, key)
-    else:
-        table.append(rows, count, FileSystems.join(folder, "note.json"))
-    return folder
-
-
-def _append_pane(staged: Sequence[Staged], path: str, folder: str) -> list[str]:
-    """Append the rows of one pane of a stream, and return the files that are not needed any more."""
-    files = sorted(file for file, rows in staged if rows)
-    if not files:
-        return [file for file, _ in staged]
-    note = FileSystems.join(folder, hashlib.sha256("\n".join(files).encode()).hexdigest() + NOTE_SUFFIX)
-    LanceTable(path).append_pane(StagedRows(files), sum(rows for _, rows in staged), note)
-    return [*(file for file, _ in staged), note]
-
-
-class _MergePane(PaneCommitter):
-    """Merges the rows of one pane of a stream, and returns the files that are not needed any more."""
-
-    def __init__(self, path: str, key: str) -> None:
-        self._path = path
-        self._key = key
-
-    def commit(
-        self, content: list[Staged], newer: Collection[Hashable]
-    ) -> tuple[list[list[str]], Collection[Hashable]]:
-        files = [file for file, rows in content if rows]
-        keys: set[Hashable] = set()
-        if files:
-            keys = LanceTable(self._path).merge(StagedRows(files), self._key, newer)
-        return [[file for file, _ in content]], keys
-
-
-def _remove_files(files: list[str], path: str) -> str:
-    if there := [file for file in files if FileSystems.exists(file)]:
-        FileSystems.delete(there)
-    return path
-
-
-def _clean_up(folder: str, path: str) -> str:
-    if FileSystems.exists(folder):
-        FileSystems.delete([folder])
-    return path
+    def commit_pane(
+        self, staged: Sequence[Staged], newer: Collection[Hashable], folder: str
+    ) -> tuple[list[str], Collection[Hashable], list[str]]:
+        """Merge the rows of a pane, or append them once."""
+        rows, table = StagedRows.with_rows(staged), LanceTable(self.path)
+        if not rows.paths:
+            return [self.path], (), []
+        if self.key is not None:
+            return [self.path], table.merge(rows, self.key, newer), []
+        name = hashlib.sha256("\n".join(rows.paths).encode()).hexdigest()
+        note = FileSystems.join(folder, name + NOTE_SUFFIX)
+        table.append_pane(rows, sum(rows for _, rows in staged), note)
+        return [self.path], (), [note]
 
 
 def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:

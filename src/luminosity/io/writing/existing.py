@@ -9,7 +9,7 @@ from itertools import islice
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import Fix, TableError, WriteError
-from luminosity.io.folder_access import why_not_writable
+from luminosity.io.folders import why_not_writable
 from luminosity.io.formats import recognise
 from luminosity.io.remote import explain_remote, give_options
 from luminosity.io.run_owner import RunOwner, owner_in_name

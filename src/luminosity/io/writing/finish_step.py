@@ -9,7 +9,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from luminosity.errors import Fix, WriteError
-from luminosity.io.folder_lock import lock_folder
+from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import FileWriter, WrittenFile

@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 
 from luminosity.errors import Fix, WriteError
-from luminosity.io.folder_lock import lock_folder
+from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile

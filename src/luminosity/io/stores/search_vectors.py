@@ -1,4 +1,4 @@
-"""The transform that adds the nearest points in Qdrant as a column."""
+"""The transform that adds the nearest points of a vector store as a column, of any kind or of Qdrant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import apache_beam as beam
 import pyarrow as pa
@@ -14,21 +14,15 @@ from apache_beam.metrics import Metrics
 
 from luminosity.core import READS
 from luminosity.errors import Fix, InvalidArgument, StoreError
-from luminosity.io.stores.connect import open_collection
-from luminosity.io.stores.qdrant_collection import (
-    CollectionAddress,
-    Hit,
-    QdrantCollection,
-    Query,
-    check_filter,
-    chosen_vector,
-)
-from luminosity.io.stores.vectors import read_vectors
+from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of, open_store
+from luminosity.io.stores.points import read_vectors
+from luminosity.io.stores.query import Hit, Query, check_filter
+from luminosity.io.stores.store import Store, StoreAddress, chosen_vector
 
-__all__ = ["SearchQdrant"]
+__all__ = ["SearchQdrant", "SearchVectors"]
 
 
-class SearchQdrant(beam.PTransform[Any, Any]):
+class SearchVectors(beam.PTransform[Any, Any]):
     """Adds a column with the nearest points of each row's vector, the best first.
 
     The column holds lists of structs with the fields ``id`` (as text), ``score``, and those of ``with_payload``. It is
@@ -40,17 +34,19 @@ class SearchQdrant(beam.PTransform[Any, Any]):
     >>> rows = pa.record_batch({"id": [1, 2], "text": ["up", "right"], "embedding": [[0.0, 1.0], [1.0, 0.0]]})
     >>> with beam.Pipeline() as pipeline:
     ...     _ = pipeline | beam.Create([rows]) | WriteQdrant(folder, "ways", vectors="embedding")
-    >>> search = SearchQdrant(folder, "ways", vector_column="embedding", limit=1, with_payload=["text"])
+    >>> search = SearchVectors(folder, "ways", vector_column="embedding", limit=1, with_payload=["text"])
     >>> with beam.Pipeline() as pipeline:
     ...     found = pipeline | beam.Create([pa.record_batch({"embedding": [[0.1, 0.9]]})]) | search
     ...     _ = found | beam.Map(lambda batch: print(batch.column("neighbours")[0].as_py()[0]["text"]))
     up
     """
 
+    _among: ClassVar[Sequence[type[Store]]] = STORES
+
     def __init__(
         self,
         where: str | os.PathLike[str],
-        collection: str,
+        collection: str | None = None,
         *,
         vector_column: str,
         using: str | None = None,
@@ -66,8 +62,9 @@ class SearchQdrant(beam.PTransform[Any, Any]):
     ) -> None:
         """
         Args:
-            where: a server's address (``http://...``), or a folder that ``WriteQdrant`` wrote.
-            collection: the name of the collection.
+            where: a Qdrant server's address (``http://...``), a folder that ``WriteQdrant`` wrote, or a Lance dataset,
+                a path that ends in ``.lance``.
+            collection: the name of the collection. A Lance dataset needs none.
             vector_column: the column of the vectors to search for.
             using: the name of the vector to compare with; not needed if the collection has only one.
             limit: the most points of a row.
@@ -85,8 +82,14 @@ class SearchQdrant(beam.PTransform[Any, Any]):
         super().__init__()
         if limit < 1:
             raise InvalidArgument(f"found limit={limit!r}, expected 1 or more")
-        address = CollectionAddress.of(
-            where, collection, timeout=timeout, batch_size=batch_size, api_key_env=api_key_env, api_key=api_key
+        address = address_of(
+            where,
+            collection,
+            self._among,
+            timeout=timeout,
+            batch_size=batch_size,
+            api_key_env=api_key_env,
+            api_key=api_key,
         )
         types = dict(with_payload) if isinstance(with_payload, Mapping) else dict.fromkeys(with_payload, pa.string())
         if taken := types.keys() & {"id", "score"}:
@@ -99,31 +102,37 @@ class SearchQdrant(beam.PTransform[Any, Any]):
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the collection that it searches."""
-        return {**super().annotations(), READS: json.dumps([self._address.place])}
+        return {**super().annotations(), READS: json.dumps([kind_of(self._address.where).place(self._address)])}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Search for the vectors of each batch, and append the points as a column."""
         return input_or_inputs | "Search" >> beam.ParDo(self._step).with_output_types(pa.RecordBatch)
 
     def default_label(self) -> str:
-        """Return a label with the collection's name, such as ``SearchQdrant(reviews)``."""
-        return f"SearchQdrant({self._address.collection})"
+        """Return a label with the collection's name, such as ``SearchVectors(reviews)``."""
+        return f"{type(self).__name__}({self._address.collection or os.path.basename(self._address.where)})"
+
+
+class SearchQdrant(SearchVectors):
+    """Adds a column with the nearest points of each row's vector: :class:`SearchVectors` for Qdrant alone."""
+
+    _among = QDRANT
 
 
 class _Search(beam.DoFn):
     def __init__(
-        self, address: CollectionAddress, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
+        self, address: StoreAddress, query: Query, vector_column: str, output: str, types: Mapping[str, Any]
     ) -> None:
         self._address = address
         self._query = query
         self._vector_column = vector_column
         self._output = output
         self._types = types
-        self._retries = Metrics.counter(SearchQdrant, "retries")
-        self._searches = Metrics.counter(SearchQdrant, "vectors_searched")
+        self._retries = Metrics.counter(SearchVectors, "retries")
+        self._searches = Metrics.counter(SearchVectors, "vectors_searched")
 
     def setup(self) -> None:
-        self._collection: QdrantCollection = open_collection(self._address, self._retries.inc)
+        self._store: Store = open_store(self._address, self._retries.inc)
         self._is_checked = False
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -140,15 +149,15 @@ class _Search(beam.DoFn):
         yield batch.append_column(self._output, self._column(found))
 
     def teardown(self) -> None:
-        self._collection.close()
+        self._store.close()
 
     def _neighbours(self, vectors: Sequence[Sequence[float]]) -> Iterator[list[Hit]]:
         if vectors and not self._is_checked:
-            using = chosen_vector(self._address, self._collection.vectors(), self._query.using)
+            using = chosen_vector(self._address, self._store.vectors(), self._query.using)
             self._query = replace(self._query, using=using or None)
             self._is_checked = True
         for first in range(0, len(vectors), self._address.batch_size):
-            yield from self._collection.search(vectors[first : first + self._address.batch_size], self._query)
+            yield from self._store.search(vectors[first : first + self._address.batch_size], self._query)
 
     def _column(self, found: Sequence[list[Hit] | None]) -> Any:
         hits = [hit for hits in found if hits is not None for hit in hits]
