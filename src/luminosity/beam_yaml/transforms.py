@@ -13,10 +13,10 @@ from luminosity import (
     AddRowIds,
     Enrich,
     ReadTable,
-    SearchQdrant,
+    SearchVectors,
     WriteLance,
-    WriteQdrant,
     WriteTable,
+    WriteVectors,
 )
 from luminosity._shared.text import did_you_mean
 from luminosity.beam_yaml.evaluating import describe, evaluate
@@ -196,10 +196,10 @@ def write_lance(
     return OnTable(WriteLance(path, mode=mode, key=key, rows_per_file=rows_per_file, allow_empty=allow_empty))
 
 
-def write_qdrant(
+def write_vectors(
     where: str,
-    collection: str,
     vectors: str | Mapping[str, str],
+    collection: str | None = None,
     id: str = "id",
     payload: Sequence[str] | None = None,
     distance: Any = "cosine",
@@ -210,12 +210,12 @@ def write_qdrant(
     timeout: float = 120.0,
     api_key_env: str | None = None,
 ) -> beam.PTransform[Any, Any]:
-    """Writes rows to Qdrant as points. Its output has the column ``rows``: the number of rows of each write.
+    """Writes rows to a vector store as points. Its output has the column ``rows``: the number of rows of each write.
 
     Args:
-        where: a server's address, or a folder in which Qdrant's engine keeps the collection.
-        collection: the name of the collection.
+        where: a server's address, a folder in which Qdrant's engine keeps the collection, or a Lance dataset.
         vectors: the column of the vector, or a mapping of vector names to columns.
+        collection: the name of the collection; a Lance dataset needs none.
         id: the column of ids.
         payload: the columns to keep beside the vectors; all others unless given.
         distance: cosine, dot, euclid or manhattan.
@@ -226,7 +226,7 @@ def write_qdrant(
         timeout: seconds to retry while a server fails.
         api_key_env: the environment variable that holds the server's key.
     """
-    write = WriteQdrant(
+    write = WriteVectors(
         where,
         collection,
         vectors=vectors,
@@ -244,10 +244,10 @@ def write_qdrant(
     return OnTable(write, _to_rows("Counts", "rows", int), needs_columns(id, *named, *(payload or ())))
 
 
-def search_qdrant(
+def search_vectors(
     where: str,
-    collection: str,
     vector_column: str,
+    collection: str | None = None,
     using: str | None = None,
     limit: int = 5,
     with_payload: Sequence[str] = (),
@@ -258,23 +258,23 @@ def search_qdrant(
     timeout: float = 120.0,
     api_key_env: str | None = None,
 ) -> beam.PTransform[Any, Any]:
-    """Adds the nearest points of a Qdrant collection to each row.
+    """Adds the nearest points of a vector store to each row.
 
     Args:
-        where: a server's address, or a folder that WriteQdrant wrote.
-        collection: the name of the collection.
+        where: a server's address, a folder that WriteQdrant wrote, or a Lance dataset.
         vector_column: the column of the vectors to search for.
+        collection: the name of the collection; a Lance dataset needs none.
         using: the name of the vector to compare with.
         limit: the most neighbours of a row.
         with_payload: the columns of the points to return.
         output: the new column.
         score_threshold: leave out neighbours below this score.
-        filter: a filter of Qdrant.
+        filter: the value of a column, a list of values, or bounds such as ``{gte: 4}``.
         batch_size: the most searches of one request.
         timeout: seconds to retry while a server fails.
         api_key_env: the environment variable that holds the server's key.
     """
-    search = SearchQdrant(
+    search = SearchVectors(
         where,
         collection,
         vector_column=vector_column,
@@ -331,10 +331,12 @@ TRANSFORMS: Mapping[str, Callable[..., beam.PTransform[Any, Any]]] = {
     "MMDTest": mmd_test,
     "ReadTable": read_table,
     "RunInference": run_inference,
-    "SearchQdrant": search_qdrant,
+    "SearchQdrant": search_vectors,
+    "SearchVectors": search_vectors,
     "WriteLance": write_lance,
-    "WriteQdrant": write_qdrant,
+    "WriteQdrant": write_vectors,
     "WriteTable": write_table,
+    "WriteVectors": write_vectors,
 }
 """What a YAML file may name as ``type``, beside the transforms of Beam."""
 

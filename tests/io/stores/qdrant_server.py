@@ -142,6 +142,10 @@ def _done(store: QdrantClient, method: str, names: list[str], body: bytes) -> tu
         return _result(store.create_collection(collection, vectors))
     if action == "points/count":
         return _result({"count": store.count(collection).count})
+    if action == "points/scroll":
+        wanted = models.ScrollRequest.model_validate(given)
+        found, _ = store.scroll(collection, scroll_filter=wanted.filter, limit=wanted.limit or 10, with_payload=True)
+        return _result({"points": [each.model_dump(mode="json") for each in found], "next_page_offset": None})
     if action == "points/query/batch":
         requests = models.QueryRequestBatch.model_validate(given).searches
         return _result([answer.model_dump(mode="json") for answer in store.query_batch_points(collection, requests)])

@@ -9,13 +9,14 @@ from typing import Any
 from luminosity.errors import InvalidArgument
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.lance_store import LanceStore
+from luminosity.io.stores.postgres import PostgresStore
 from luminosity.io.stores.qdrant_server import ServerCollection
 from luminosity.io.stores.store import Store, StoreAddress
 
 __all__ = ["QDRANT", "STORES", "address_of", "kind_of", "open_store"]
 
 QDRANT: tuple[type[Store], ...] = (ServerCollection, EmbeddedCollection)
-STORES: tuple[type[Store], ...] = (LanceStore, *QDRANT)
+STORES: tuple[type[Store], ...] = (PostgresStore, LanceStore, *QDRANT)
 """All kinds. The first that handles an address has it; add yours here."""
 
 

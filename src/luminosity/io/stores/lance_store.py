@@ -24,7 +24,7 @@ from luminosity.io.folders import why_not_writable
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.lance_table import LanceTable, last_of_each, literal
 from luminosity.io.stores.points import DELETED, PointColumns, facts_of, json_values
-from luminosity.io.stores.query import Hit, Query
+from luminosity.io.stores.query import Hit, Query, is_near
 from luminosity.io.stores.staging import StagedRows, staging_folders
 from luminosity.io.stores.store import (
     COUNTERS,
@@ -151,7 +151,7 @@ class LanceStore(Store):
                 rows = search.limit(query.limit).with_row_id(True).to_arrow()
                 scores = [_score(distance, value) for value in rows["_distance"].to_pylist()]
                 hits = self._hits(rows, scores, query.payload)
-                found.append([hit for hit in hits if _is_near(distance, hit.score, query.score_threshold)])
+                found.append([hit for hit in hits if is_near(distance, hit.score, query.score_threshold)])
         return found
 
     def sample(self, limit: int, field: str | None = None) -> list[Hit]:
@@ -288,10 +288,6 @@ def _score(distance: str, value: float) -> float:
     (0.75, 2.0, 3.0)
     """
     return math.sqrt(value) if distance == "euclid" else 1 - value
-
-
-def _is_near(distance: str, score: float, threshold: float | None) -> bool:
-    return threshold is None or (score <= threshold if distance == "euclid" else score >= threshold)
 
 
 def _condition(equal: Mapping[str, Any]) -> str:

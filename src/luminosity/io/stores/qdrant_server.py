@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import random
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ from luminosity.extras import require
 from luminosity.io.run_owner import owner_in_name
 from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
 from luminosity.io.stores.query import Hit, Query
+from luminosity.io.stores.retries import TransientError, retry
 from luminosity.io.stores.store import (
     Distance,
     SharedStore,
@@ -30,7 +29,7 @@ from luminosity.io.stores.store import (
     staged_name,
 )
 
-__all__ = ["ServerCollection", "TransientError", "retry"]
+__all__ = ["ServerCollection"]
 
 _REQUEST_BYTES = 32_000_000  # the most that a server accepts by default
 _NUMBER_BYTES = 22  # the most that a float takes in JSON
@@ -39,9 +38,6 @@ _RESPONSE_TIMEOUT_S = 10.0  # A server that is up responds much sooner, even fro
 _LONGEST_REQUEST_S = 60.0  # Longer waits are several requests.
 _NOT_FOUND, _TIMED_OUT, _CONFLICT, _TOO_MANY, _SERVER_ERROR = 404, 408, 409, 429, 500
 _RESPONSE_CHARACTERS = 500  # shown in a message: enough for any sentence, not for a whole page of HTML
-_FIRST_DELAY_S = 0.1  # doubled after every attempt
-_LONGEST_DELAY_S = 10.0  # a server that is back is noticed within this time
-_MOST_DOUBLINGS = 10  # beyond these, the delay is at its longest anyway
 
 T = TypeVar("T")
 
@@ -347,49 +343,3 @@ def _reason(content: bytes) -> str:
         return str(json.loads(text)["status"]["error"])
     except (ValueError, LookupError, TypeError):
         return text
-
-
-class TransientError(Exception):
-    """The server may accept the request later; ``wait`` is the number of seconds that it asks for."""
-
-    def __init__(self, message: str, wait: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait = wait
-
-
-def retry(
-    send: Callable[[], T],
-    timeout: float,
-    on_retry: Callable[[], None],
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Return the result of ``send``, which is retried after a ``TransientError`` for ``timeout`` seconds.
-
-    ``on_retry`` is called before every retry. Blocks between attempts.
-
-    >>> responses = iter([TransientError("busy"), TransientError("busy", wait=1), "done"])
-    >>> waits = []
-    >>> def send():
-    ...     response = next(responses)
-    ...     if isinstance(response, TransientError):
-    ...         raise response
-    ...     return response
-    >>> retry(send, 60, lambda: None, waits.append), len(waits), waits[1] >= 1
-    ('done', 2, True)
-    """
-    give_up_at = time.monotonic() + timeout
-    attempts = 0
-    while True:
-        try:
-            return send()
-        except TransientError as error:
-            attempts += 1
-            # The random spread keeps workers that failed together from retrying together.
-            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2 ** min(attempts, _MOST_DOUBLINGS)) * random.uniform(0.5, 1)
-            delay = max(delay, error.wait)
-            if time.monotonic() + delay > give_up_at:
-                raise StoreError(
-                    f"{error}; gave up after {attempts} attempts in {timeout:.3g} s", may_pass=True
-                ) from error
-        on_retry()
-        sleep(delay)

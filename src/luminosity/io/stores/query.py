@@ -10,7 +10,7 @@ from typing import Any, cast
 from luminosity.errors import InvalidArgument
 from luminosity.io.stores.points import PointId
 
-__all__ = ["Hit", "Query", "check_filter"]
+__all__ = ["Hit", "Query", "check_filter", "is_near"]
 
 _BOUNDS = frozenset({"gt", "gte", "lt", "lte"})  # of a range in a filter
 
@@ -64,3 +64,10 @@ def check_filter(equal: Mapping[str, Any]) -> dict[str, Any]:
             )
         checked[name] = value
     return checked
+
+
+def is_near(distance: str, score: float, threshold: float | None) -> bool:
+    """Return whether a score is at least as good as a threshold; a distance is better if it is less."""
+    if threshold is None:
+        return True
+    return score <= threshold if distance in ("euclid", "manhattan") else score >= threshold

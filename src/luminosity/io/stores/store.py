@@ -307,8 +307,10 @@ def staged_name(address: StoreAddress, owner: str) -> str:
     return f"{address.collection}--{owner}-{int(time.time()):x}-{secrets.token_hex(2)}"
 
 
-def is_abandoned(address: StoreAddress, name: str, mine: str) -> bool:
-    """Return whether :func:`staged_name` made a name for a run that was killed. Raises if the run still writes.
+def is_abandoned(address: StoreAddress, name: str, mine: str, *, may_share: bool = False) -> bool:
+    """Return whether :func:`staged_name` made a name for a run that was killed.
+
+    Raises if the run still writes, unless several runs ``may_share`` the collection.
 
     If the first step is repeated, ``mine`` owns a collection that no step knows. The folder that tells whether a run
     with a checkpoint is over is not known here: its collection counts as that of another machine.
@@ -321,6 +323,8 @@ def is_abandoned(address: StoreAddress, name: str, mine: str) -> bool:
     is_alive = owner.is_alive("")
     if is_alive is None:
         return time.time() - int(name.split("-")[-2], 16) >= _ABANDONED_S
+    if is_alive and may_share:
+        return False
     if is_alive:
         raise StoreError(
             f"{address}: {owner.describe()} is writing it right now, to {name!r}",

@@ -12,7 +12,7 @@ from luminosity.runs.manifest.lines import COLUMNAR, LINES, digest_lines, suffix
 
 __all__ = ["Effects", "Kind", "Place", "Sealed", "base_of", "seal"]
 
-Kind = Literal["files", "qdrant", "lance", "model"]
+Kind = Literal["files", "qdrant", "lance", "postgres", "model"]
 
 _CONTENT_LIMIT = 8 << 20  # bytes of a table whose rows are hashed at the end of a run: a tenth of a second
 
