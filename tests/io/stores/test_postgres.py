@@ -1,4 +1,4 @@
-"""Tests of the Postgres example with pgvector, against a real server."""
+"""Postgres with pgvector, a real server: what only this store does, and the example."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.io.stores.postgres_server import postgres_database, postgres_server
+from luminosity import WriteVectors
+from luminosity.errors import InvalidArgument, StoreError
+from luminosity.io.run_owner import RunOwner
+from luminosity.io.stores.points import Point, PointColumns, TableFacts
+from luminosity.io.stores.postgres import PostgresStore
+from luminosity.io.stores.store import StoreAddress, Target, WriteMode
+from tests.io.stores.postgres_server import computes_distances, postgres_database, postgres_server
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"
 
@@ -42,3 +48,64 @@ def test_rows_are_there_once_and_can_be_found(dsn: str) -> None:
     assert len(rows) == 10
     assert rows[0] == ("black", "[0,0,0]")
     assert rows[-1] == ("white", "[1,1,1]")
+
+
+def staged(dsn: str, mode: WriteMode, owner: RunOwner, *ids: int, deleted: int = 99) -> Target:
+    """Write points for a run that has not published them yet."""
+    store = PostgresStore(StoreAddress(dsn, "things"))
+    target = store.prepare(store.begin(mode, str(owner)), TableFacts(2, 2, {"": 2}), PointColumns({"": "v"}), mode)
+    own = PostgresStore(StoreAddress(dsn, "things", staged=target.staged))
+    for _ in range(2):  # A bundle may be retried.
+        own.write([Point(number, {"": [1.0, number]}, {"n": number}) for number in ids], [deleted])
+    own.close()
+    store.close()
+    return target
+
+
+def names(dsn: str) -> set[str]:
+    with psycopg.connect(dsn) as connection:
+        return {name for (name,) in connection.execute("SELECT relname FROM pg_class WHERE relkind = 'r'").fetchall()}
+
+
+def test_rows_appear_together_once_and_killed_runs_leave_nothing(dsn: str) -> None:
+    here = RunOwner.current()
+    ended = RunOwner(here.machine, here.pid, here.started - 1)  # Its id was given to this process since.
+    mode, store = WriteMode("cosine"), PostgresStore(StoreAddress(dsn, "things"))
+    before = names(dsn)
+    staged(dsn, mode, ended, 5, 6)
+    assert store.vectors() is None
+    for ids, deleted, expected in [((0, 1), 99, [0, 1]), ((1, 2), 0, [1, 2])]:
+        target = staged(dsn, mode, here, *ids, deleted=deleted)
+        for _ in range(2):  # The step may be repeated, also after the rows are there.
+            store.publish(target, mode)
+        assert sorted(hit.id for hit in store.sample(10)) == expected
+        store.clean_up(target)
+        assert names(dsn) - before == {"things"}
+    with pytest.raises(StoreError, match=r"the table of this run, luminosity_.*, is gone"):
+        store.publish(target, mode)
+    store.close()
+
+
+def test_the_index_is_for_large_tables(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("luminosity.io.stores.postgres._INDEX_ROWS", 2)
+    if not computes_distances():
+        pytest.skip("the package's pgvector builds no index on this processor")
+    mode, store = WriteMode("cosine"), PostgresStore(StoreAddress(dsn, "things"))
+    for ids in ((0,), (1, 2)):
+        store.publish(staged(dsn, mode, RunOwner.current(), *ids), mode)
+        with psycopg.connect(dsn) as connection:
+            found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'things'").fetchall()
+        assert sum("hnsw" in definition for (definition,) in found) == len(ids) - 1
+    store.close()
+
+
+@pytest.mark.parametrize("where", ["postgresql://me:word@host/db", "postgresql://host/db?password=word"])
+def test_no_password_is_part_of_an_address(where: str) -> None:
+    with pytest.raises(InvalidArgument, match="found a password in the address of host") as raised:
+        WriteVectors(where, "things", vectors="v")
+    assert "word" not in str(raised.value).replace("password", "")
+
+
+def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"can't be reached: .*; check the address, and that the server runs"):
+        WriteVectors(f"postgresql://me@/db?host={tmp_path}", "things", vectors="v").check_reachable()
