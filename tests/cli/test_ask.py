@@ -6,11 +6,12 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from luminosity.cli.main import main
 from luminosity.io.stores.points import point_id
-from tests.answering.scripted import REVIEWS, make_store
+from tests.answering.scripted import REVIEWS, SIZE, make_store, vector_of
 
 MODELS = ["--embed", "tests.answering.scripted:WordCounts", "--model", "tests.answering.scripted:CitesAll"]
 
@@ -65,6 +66,27 @@ def test_rows_are_cited_by_their_own_ids(tmp_path: Path, capsys: pytest.CaptureF
     code, _, err = ask(capsys, str(made), *asked, "--id", "reviw")
     assert code == 1
     assert "did you mean 'review'?" in err
+
+
+def test_a_lance_dataset_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any dataset with a column of vectors; rows are cited by their ids."""
+    import lancedb
+
+    vectors = [vector_of(row["text"]).tolist() for row in REVIEWS]
+    columns = {
+        "id": [f"r-{number}" for number in range(len(REVIEWS))],
+        "words": pa.array(vectors, pa.list_(pa.float32(), SIZE)),
+        **{name: [row[name] for row in REVIEWS] for name in ("text", "rating", "product")},
+    }
+    lancedb.connect(tmp_path).create_table("reviews", pa.table(columns))
+    asked = ("Is the kettle loud?", *MODELS, "-k", "1", "--columns", "rating")
+    for options in ((), ("--filter", "product=kettle", "--filter", "rating<=2")):
+        code, out, err = ask(capsys, str(tmp_path / "reviews.lance"), *asked, *options)
+        assert code == 0, err
+        assert "(id r-0, rating: 2)" in out
+    code, _, err = ask(capsys, str(tmp_path), *asked)
+    assert code == 1
+    assert "name the Lance dataset, such as" in err
 
 
 def test_filters_take_the_type_of_their_column(store: str, capsys: pytest.CaptureFixture[str]) -> None:
