@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 # How many tests run at the same time: one more than the cores of a small machine, since tests wait for processes.
 JOBS ?= 3
+# Tests of one file share fixtures. The order of files is that of tests/conftest.py.
+BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
 BIGQUERY := tests/io/stores/bigquery_requirements.txt
 # What also runs on a Ray cluster: Beam's suites that test runners, and our tests that run pipelines.
@@ -38,10 +40,10 @@ demo: setup ## run four models over reviews, into a table and a vector store
 stream: setup ## run three models over a Kafka topic for a minute, then again over its past
 	@$(BIN)/lum run examples/reviews/stream.py
 
-test: compile ## run the tests and doctests of every part that can run side by side: about 15 minutes on two cores
-	$(PYTEST) -m "not slow and not alone" -n $(JOBS) --dist loadfile --ignore=tests/beam_suites --ignore=tests/test_docs.py
+test: compile ## run the tests and doctests of every part that can run side by side: about 20 minutes on two cores
+	$(PYTEST) -m "not slow and not alone" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-alone: compile ## run the tests that need the machine to themselves, one by one: about 21 minutes
+test-alone: compile ## run the tests that need the machine to themselves, one by one
 	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
 
 test-beam: compile ## run all of Beam's own test suites on this runner
@@ -55,7 +57,7 @@ test-docs: compile ## run the code of every page of the documentation
 	$(PYTEST) -n $(JOBS) tests/test_docs.py
 
 test-all: compile weights ## run all tests, the slow ones and Beam's suites included
-	$(PYTEST) -m "not alone" -n $(JOBS) --dist loadfile
+	$(PYTEST) -m "not alone" $(BESIDE)
 	$(PYTEST) -m alone
 
 # Tests start hundreds of processes. If PYTHONDONTWRITEBYTECODE is set, each would compile the package again.

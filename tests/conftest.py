@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import luminosity  # noqa: F401  # adds its filter to logging now, before Beam warns of missing cloud libraries
+
+# isort: split
 import apache_beam as beam
 import pytest
 from hypothesis import HealthCheck, settings
 
-import luminosity  # noqa: F401  # adds its filter to logging now, not during the first test that imports it
 from tests.both_runners import pipelines, runner_name
 from tests.fake_cluster import fake_cluster
 from tests.processes import nothing_left_behind
@@ -73,14 +75,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Skip files that don't name the marker if only tests with it run: importing all files takes half a minute."""
     if config.option.markexpr not in ("alone", "alone and not slow") or collection_path.suffix != ".py":
         return None
-    return None if "pytest.mark.alone" in collection_path.read_text() else True
+    text = collection_path.read_text()
+    return None if "pytest.mark.alone" in text or (IS_CLUSTER and "leaves_nothing" in text) else True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, those of this folder, so that no worker is left with them at the end."""
+    """Begin with the files that take longest, those of this folder, so that no worker is left with them at the end.
+
+    xdist keeps this order with ``--no-loadscope-reorder``; otherwise it begins with the files that have most tests.
+    """
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     for item in items if IS_CLUSTER else ():
+        if "leaves_nothing" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)  # the runs of all processes leave folders on the same nodes
         if (marker := item.get_closest_marker("one_machine")) is not None:
             item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {marker.args[0]}"))
 
@@ -129,9 +137,8 @@ def warm_runner() -> None:
 
 
 @pytest.fixture
-def leaves_nothing(request: pytest.FixtureRequest, warm_runner: None) -> Iterator[None]:
-    """Fail a test whose run leaves files or worker processes behind."""
-    assert request.node.get_closest_marker("alone"), "other tests leave files, too: add pytest.mark.alone"
+def leaves_nothing(warm_runner: None) -> Iterator[None]:
+    """Fail a test whose run leaves files or worker processes behind. Those of tests beside it do not count."""
     with nothing_left_behind():
         yield
 

@@ -24,6 +24,8 @@ _FORK_SERVER = "luminosity.engine.workers.forkserver"
 _FILE_PREFIX = "luminosity-"
 _POLL_S = 0.02
 
+_of_strangers: set[str] = set()  # folders whose process was seen, which may be killed later, as tests beside this do
+
 MOST_KILLS = 3
 
 T = TypeVar("T")
@@ -61,8 +63,20 @@ def files_of_luminosity(*folders: str | Path) -> set[str]:
     return {str(path) for path in found if not _is_of_a_stranger(path)}
 
 
+def files_of_runs() -> set[str]:
+    """Those of runs of this process. Without a cluster, the folders of nodes belong to tests beside this one."""
+    return {each for each in files_of_luminosity() if IS_CLUSTER or len(os.path.basename(each).split("-")) < 4}
+
+
+def files_of(pid: int) -> set[str]:
+    """The folders of the runs of one process, which may have ended."""
+    return {each for each in files_of_luminosity() if os.path.basename(each).startswith(f"{_FILE_PREFIX}{pid}-")}
+
+
 def _is_of_a_stranger(path: Path) -> bool:
-    """Whether the process that the folder is named for lives, and is neither this one nor one of its descendants.
+    """Whether the process that the folder is named for is neither this one nor one of its descendants.
+
+    It must live, or have lived when the folder was seen before. Any run removes the folders of killed ones.
 
     Folders of a cluster's nodes are named for their run and their node. They count, unless all tests run on a cluster,
     and the node belongs to another one.
@@ -72,12 +86,14 @@ def _is_of_a_stranger(path: Path) -> bool:
         return IS_CLUSTER and rest[0] not in _nodes()
     if not name.isdecimal():
         return False
-    pid = int(name)
     try:
-        process = psutil.Process(pid)
-        return os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]
+        process = psutil.Process(int(name))
+        is_stranger = os.getpid() not in [process.pid, *(parent.pid for parent in process.parents())]
     except psutil.NoSuchProcess:
-        return False
+        return str(path) in _of_strangers
+    if is_stranger:
+        _of_strangers.add(str(path))
+    return is_stranger
 
 
 def _nodes() -> set[str]:
@@ -153,12 +169,12 @@ def kill_workers_of(
 @contextlib.contextmanager
 def nothing_left_behind(timeout_s: float = 60) -> Iterator[None]:
     """Fail if files or workers of this process appear within the context and outlive it."""
-    files = files_of_luminosity()
+    files = files_of_runs()
     yield
     wait_for(lambda: not workers_of(os.getpid()), timeout_s)
     assert workers_of(os.getpid()) == [], "worker processes outlive the run"
-    wait_for(lambda: files_of_luminosity() <= files, timeout_s)
-    left = files_of_luminosity() - files
+    wait_for(lambda: files_of_runs() <= files, timeout_s)
+    left = files_of_runs() - files
     assert left == set(), f"files outlive the run: {left}"
 
 

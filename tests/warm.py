@@ -31,6 +31,7 @@ __all__ = ["WarmProcess", "run_module"]
 
 # Nothing here starts a thread, which a fork would lose, and nothing here imports an accelerator library.
 _IMPORTED = (
+    "luminosity",  # first: it drops a warning of Beam's
     "apache_beam",
     "luminosity.cli.bench.command",
     "luminosity.cli.checkpoint",

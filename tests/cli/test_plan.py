@@ -9,10 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.processes import files_of_luminosity, wait_for
+from tests.processes import files_of_runs, wait_for
 from tests.warm import run_module
-
-pytestmark = pytest.mark.alone
 
 _PIPELINE = """
 import sys
@@ -56,7 +54,7 @@ def script(folder: Path, arguments: str = "", ending: str = "pass") -> Path:
 
 @pytest.mark.parametrize("arguments", ["", "runner=LuminosityRunner()"])
 def test_the_plan_is_shown_and_nothing_runs(folder: Path, arguments: str) -> None:
-    files = files_of_luminosity()
+    files = files_of_runs()
     done = lum_plan(script(folder, arguments), "--accelerators=2", "--cpu_workers=3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("pipeline.py: ")
@@ -67,7 +65,7 @@ def test_the_plan_is_shown_and_nothing_runs(folder: Path, arguments: str) -> Non
     assert done.stderr == "the script begins\nprocesses: []\n"
     assert not (folder / "trace").exists()
     assert not (folder / "out.txt").exists()
-    assert wait_for(lambda: files_of_luminosity() <= files, 60)
+    assert wait_for(lambda: files_of_runs() <= files, 60)
 
 
 def test_what_a_run_would_warn_of_is_said(folder: Path) -> None:

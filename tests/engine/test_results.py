@@ -18,7 +18,6 @@ from tests.processes import wait_for, workers_of
 from tests.runners import IS_REFERENCE, collect_all, new_pipeline, start
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

@@ -18,7 +18,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from luminosity.errors import StepFailed
 from tests.marks import note, wait_for_file
-from tests.processes import files_of_luminosity, wait_for
+from tests.processes import files_of, wait_for
 from tests.runners import IS_REFERENCE, finished, new_pipeline, run, start
 
 pytestmark = [
@@ -117,7 +117,7 @@ def _of_python() -> Counter[str]:
     return Counter(
         threads=threading.active_count(),
         processes=len(psutil.Process().children(recursive=True)),
-        folders=len(files_of_luminosity()),
+        folders=len(files_of(os.getpid())),
     )
 
 

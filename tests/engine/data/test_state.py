@@ -11,8 +11,6 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.spill.quota import Ledger
 
-pytestmark = pytest.mark.alone
-
 _BAG = beam_fn_api_pb2.StateKey(
     bag_user_state=beam_fn_api_pb2.StateKey.BagUserState(transform_id="t", user_state_id="s", key=b"k")
 )

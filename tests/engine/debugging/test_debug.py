@@ -33,7 +33,6 @@ from tests.recipes import OPERATIONS, Recipe
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run, start
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

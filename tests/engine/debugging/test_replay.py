@@ -27,7 +27,6 @@ from tests.runners import IS_REFERENCE, new_pipeline, new_runner, run
 from tests.warm import run_module
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

@@ -20,10 +20,10 @@ from luminosity.engine.explain.explain import explain
 from luminosity.errors import OptionError, UnsupportedPipeline
 from tests.dofns import Numbers
 from tests.marks import note
-from tests.processes import files_of_luminosity
+from tests.processes import files_of
 from tests.runners import IS_REFERENCE
 
-pytestmark = [pytest.mark.alone, pytest.mark.skipif(IS_REFERENCE, reason="what runs nothing runs on no runner")]
+pytestmark = [pytest.mark.skipif(IS_REFERENCE, reason="what runs nothing runs on no runner")]
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ pytestmark = [pytest.mark.alone, pytest.mark.skipif(IS_REFERENCE, reason="what r
     ],
 )
 def test_nothing_runs_on_whichever_runner(tmp_path: Path, runner: Any, other: str) -> None:
-    processes, files = psutil.Process().children(recursive=True), files_of_luminosity()
+    processes, files = psutil.Process().children(recursive=True), files_of(os.getpid())
     options = PipelineOptions(["--runner=luminosity.LuminosityRunner"])
     with dry_runs() as runs, beam.Pipeline(runner=runner(), options=options) as pipeline:
         _ = pipeline | beam.Create([1]) | beam.Map(lambda x: note(tmp_path / "ran", x))
     assert [one.other_runner for one in runs] == [other]
     assert os.listdir(tmp_path) == []
     assert set(psutil.Process().children(recursive=True)) <= set(processes)  # what ends meanwhile is that of others
-    assert files_of_luminosity() <= files
+    assert files_of(os.getpid()) <= files
 
 
 def test_a_runner_may_be_named_in_many_ways() -> None:

@@ -27,11 +27,18 @@ from luminosity.engine.loop import splits
 from luminosity.errors import ElementKillsWorker, StepFailed
 from tests.dofns import Counted, Numbers
 from tests.marks import first_time, note, notes, wait_for_file
-from tests.processes import MOST_KILLS, files_of_luminosity, fork_servers_of, kill_workers_of, wait_for, workers_of
+from tests.processes import (
+    MOST_KILLS,
+    files_of,
+    files_of_luminosity,
+    fork_servers_of,
+    kill_workers_of,
+    wait_for,
+    workers_of,
+)
 from tests.runners import IS_REFERENCE, collect, collect_all, new_pipeline, run
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]
@@ -285,7 +292,6 @@ def long_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psuti
 
 @pytest.mark.one_machine("looks at processes that the runner has started")
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    shared_memory = files_of_luminosity("/dev/shm")
     with long_run(tmp_path) as (process, descendants):
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)
@@ -293,13 +299,12 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
         assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
         assert psutil.wait_procs(descendants, timeout=60)[1] == []
     assert files_of_luminosity(tmp_path / "tmp") == set()
-    assert files_of_luminosity("/dev/shm") - shared_memory == set()
+    assert files_of(process.pid) == set()
 
 
 @pytest.mark.one_machine("looks at processes that the runner has started")
 @pytest.mark.parametrize("is_for_all", [False, True], ids=["the process", "its group"])
 def test_sigterm_ends_everything(tmp_path: Path, is_for_all: bool) -> None:
-    shared_memory = files_of_luminosity("/dev/shm")
     with long_run(tmp_path) as (process, descendants):
         (os.killpg if is_for_all else os.kill)(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
@@ -308,7 +313,7 @@ def test_sigterm_ends_everything(tmp_path: Path, is_for_all: bool) -> None:
         assert process.returncode == 128 + signal.SIGTERM
         assert psutil.wait_procs(descendants, timeout=60)[1] == []
     assert files_of_luminosity(tmp_path / "tmp") == set()
-    assert files_of_luminosity("/dev/shm") - shared_memory == set()
+    assert files_of(process.pid) == set()
 
 
 @pytest.mark.one_machine("looks at processes that the runner has started")

@@ -13,7 +13,6 @@ from tests.marks import note
 from tests.runners import IS_REFERENCE, finished, new_runner, run
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

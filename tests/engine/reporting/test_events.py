@@ -52,7 +52,6 @@ from tests.processes import wait_for
 from tests.runners import IS_REFERENCE, finished, flags
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing", "no_accelerators"),
 ]

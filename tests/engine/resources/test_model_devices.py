@@ -297,7 +297,6 @@ def test_the_plan_says_why(flags: tuple[str, ...], reason: str) -> None:
 # ---- real runs
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("leaves_nothing", "no_accelerators")
 @pytest.mark.parametrize(
     "transform",

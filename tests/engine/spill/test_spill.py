@@ -26,10 +26,8 @@ from luminosity.engine.spill.files import SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger, WriterQuota
 from luminosity.engine.spill.table import GroupTable
 from luminosity.errors import OptionError, SpillFailed
-from tests.processes import files_of_luminosity
+from tests.processes import files_of
 from tests.runners import collect, new_pipeline, run
-
-pytestmark = pytest.mark.alone
 
 _SMALL_BUDGET = "--memory_budget=2MB"
 
@@ -269,14 +267,14 @@ def test_a_side_input_larger_than_the_budget(tmp_path: Path, view: str) -> None:
 
 
 def test_what_was_spilled_is_gone_after_the_run(tmp_path: Path) -> None:
-    spill, before = tmp_path / "made" / "for it", files_of_luminosity()
+    spill, before = tmp_path / "made" / "for it", files_of(os.getpid())
     run(
         lambda p: p | beam.Create(range(40)) | beam.FlatMap(values_of) | beam.GroupByKey() | beam.MapTuple(digest),
         _SMALL_BUDGET,
         f"--spill_dir={spill}",
     )
     assert list(spill.iterdir()) == []
-    assert files_of_luminosity() <= before
+    assert files_of(os.getpid()) <= before
 
 
 @pytest.mark.parametrize("size", ["lots", "-1GB", "0", "1kB", "5 apples"])
@@ -287,7 +285,7 @@ def test_a_budget_that_is_no_size_is_refused(size: str) -> None:
 
 def test_a_spill_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    before = files_of_luminosity()
+    before = files_of(os.getpid())
     below_a_file = f"found a file at {tmp_path}/file, expected a folder"
     for folder, reason in (
         (tmp_path / "file" / "folder", below_a_file),
@@ -296,4 +294,4 @@ def test_a_spill_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=f"--spill_dir={folder}: {reason}"):
             run(lambda p: p | beam.Create([1]), f"--spill_dir={folder}")
-    assert files_of_luminosity() <= before
+    assert files_of(os.getpid()) <= before

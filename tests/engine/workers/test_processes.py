@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -17,7 +19,6 @@ import pytest
 from luminosity.engine import folders
 from luminosity.engine.workers.launcher import SpawnLauncher
 from luminosity.engine.workers.request import WorkerRequest
-from tests.processes import files_of_luminosity
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run
 
 pytestmark = [
@@ -103,8 +104,10 @@ def test_setup_and_teardown_are_called_in_pairs(tmp_path: Path) -> None:
     assert counts["up"] == counts["down"] >= 1
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server, which would clean up after the runner, is killed too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # otherwise the run of a test beside this one might remove it
+    monkeypatch.setattr(tempfile, "tempdir", None)
     code = (
         "import os, signal\n"
         "from luminosity.engine.folders import RunFolders\n"
@@ -114,9 +117,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     left = killed.stdout.strip()
-    assert left in files_of_luminosity()
+    assert os.listdir(tmp_path) == [os.path.basename(left)]
     run(lambda p: p | beam.Create([1]), "--cpu_workers=1")
-    assert left not in files_of_luminosity()
+    assert os.listdir(tmp_path) == []
 
 
 _UNHEARD = """

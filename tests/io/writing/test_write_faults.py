@@ -23,8 +23,6 @@ from tests.io.written import everything_in, table_of
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.processes import MOST_KILLS, kill_workers_of
 
-pytestmark = pytest.mark.alone
-
 
 def numbered(number: int, rows: int = 10) -> pa.RecordBatch:
     return pa.record_batch({"id": pa.array(range(number * rows, (number + 1) * rows)), "key": [str(number % 3)] * rows})
