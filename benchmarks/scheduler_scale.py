@@ -50,6 +50,7 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
+from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
@@ -127,6 +128,9 @@ class Stopwatch:
 
     def worker_ended(self, worker: Worker) -> None:
         pass
+
+    def bundle_stalled(self, bundle: Bundle, stall: Stall) -> None:
+        """Do nothing."""
 
     def bundle_retried(self, bundle: Bundle, failure: Failure) -> None:
         raise RuntimeError(f"a bundle failed: {failure}")
