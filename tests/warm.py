@@ -33,12 +33,12 @@ __all__ = ["WarmProcess", "run_module"]
 _IMPORTED = (
     "luminosity",  # first: it drops a warning of Beam's
     "apache_beam",
-    "luminosity.cli.bench.command",
+    "luminosity.cli.bench",
     "luminosity.cli.checkpoint",
-    "luminosity.cli.describe.command",
+    "luminosity.cli.describe",
     "luminosity.cli.drift.command",
     "luminosity.cli.enrich.command",
-    "luminosity.cli.evaluate.command",
+    "luminosity.cli.evaluate",
     "luminosity.cli.plan",
     "luminosity.cli.replay",
     "luminosity.cli.run",

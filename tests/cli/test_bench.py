@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from luminosity.cli.bench.report import as_data, print_report
+from luminosity.cli.bench import as_data, print_report
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError

@@ -26,4 +26,4 @@ def test_commands_that_read_records_start_without_beam(command: str) -> None:
 def test_a_word_that_is_no_command_imports_all_for_the_help() -> None:
     assert set(import_commands("runs")) == {"runs"}
     assert set(import_commands("drift")) == {"drift.command", "drift.watch"}
-    assert {"run", "runs", "drift.watch", "image.command"} <= set(import_commands("--help"))
+    assert {"run", "runs", "drift.watch", "image"} <= set(import_commands("--help"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from luminosity.cli.main import main
-from luminosity.cli.simulate.parsing import pool
+from luminosity.cli.simulate import pool
 from luminosity.errors import OptionError, RecordError
 from luminosity.events import (
     InferenceView,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from luminosity._shared.text import format_bytes
+from luminosity.cli.common.output import output_console
 from luminosity.runs.views import words
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to", "checkpoint"]
 
-_PIPED_WIDTH = 120  # columns
 _SAYS = {
     "running": "running",
     "killed": "its process ended without a word; the next start continues",
@@ -71,7 +69,7 @@ def checkpoint(folder: str, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps({**asdict(found), "age_seconds": found.age_seconds}, indent=2))
         return 0
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = output_console()
     console.print(_facts(found))
     if found.steps:
         console.print()

@@ -80,7 +80,7 @@ def run(words: list[str]) -> int:
                 file=sys.stderr,
             )
         return _run(script, options)
-    from luminosity.cli.ui.beside_run import open_beside
+    from luminosity.cli.ui import open_beside
 
     try:
         page = open_beside(options)

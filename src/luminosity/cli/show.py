@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from luminosity.cli.common.options import add_folder_option, chosen_folder
+from luminosity.cli.common.output import output_console
 from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
 from luminosity.runs.manifest.manifest import load
 from luminosity.runs.records import Record, find
@@ -25,7 +24,6 @@ __all__ = ["add_to", "show"]
 
 _MOST_HAPPENINGS = 20  # lines
 _LEAST_S = 0.001  # for which a snapshot counts, even if it is the only one
-_PIPED_WIDTH = 120  # columns
 _EPILOG = """\
 You get the run's summary (time, pools, models, memory, and what your code
 counted with beam.metrics.Metrics), a table of its stages with their elements
@@ -76,7 +74,7 @@ def show(record: Record, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(_data(record), indent=2))
         return 0
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = output_console()
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
     console.print(Text(f"run {record.started.run}, started {started}{_origin(record)}"))
     if record.ended is not None:

@@ -21,8 +21,7 @@ from apache_beam.portability import common_urns
 from luminosity._shared.environment_hint import PYTHON_ENVIRONMENT, PYTHON_ENVIRONMENT_URN
 from luminosity._shared.text import did_you_mean
 from luminosity.core import BUNDLES_PER_DEVICE
-from luminosity.dataflow.findings import Finding, error, warning
-from luminosity.dataflow.steps import Step
+from luminosity.dataflow.steps import Finding, Step, error, warning
 
 __all__ = ["check_hints", "worker_accelerators"]
 

@@ -18,8 +18,7 @@ from apache_beam.portability import common_urns
 
 from luminosity._shared.text import list_some
 from luminosity.dataflow.capture import default_image
-from luminosity.dataflow.findings import Finding, error, warning
-from luminosity.dataflow.steps import Step
+from luminosity.dataflow.steps import Finding, Step, error, warning
 from luminosity.runs.manifest.digests import is_local
 from luminosity.runs.manifest.places import Effects
 

@@ -1,4 +1,4 @@
-"""What each step of a translated pipeline asks for: its container, its resource hints, and what its code names."""
+"""The steps of a translated pipeline: container, resource hints and names in their code; and what checks find there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from luminosity._shared.accelerators import read_accelerators
 from luminosity.core import ACCELERATORS
 from luminosity.engine.resources.hints import describe_hints
 
-__all__ = ["Step", "name_steps", "read_steps"]
+__all__ = ["Finding", "Step", "error", "name_steps", "read_steps", "warning"]
 
 _PAR_DO = common_urns.primitives.PAR_DO.urn
 _COMBINES = frozenset(
@@ -136,3 +136,27 @@ def _unpacked(compressed: bytes) -> bytes | None:
         except (error, ValueError):
             continue
     return None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or that has no effect, in words."""
+
+    is_error: bool
+    message: str  # what was found, and what it means on Dataflow
+    fix: str
+    steps: tuple[str, ...] = ()  # the full names of the steps it is about; empty for the whole job
+
+
+def error(message: str, fix: str, steps: Iterable[Step | str] = ()) -> Finding:
+    """Return a finding with which Dataflow refuses the job, or the job fails; ``steps`` or their names."""
+    return Finding(True, message, fix, _names(steps))
+
+
+def warning(message: str, fix: str, steps: Iterable[Step | str] = ()) -> Finding:
+    """Return a finding about something that has no effect, or probably not the one that is wanted."""
+    return Finding(False, message, fix, _names(steps))
+
+
+def _names(steps: Iterable[Step | str]) -> tuple[str, ...]:
+    return tuple(step if isinstance(step, str) else step.name for step in steps)

@@ -1,4 +1,4 @@
-"""What commands print: a progress line and strict JSON; and the check of the file for ``--report``."""
+"""What commands print: tables, a progress line and strict JSON; and the check of the file for ``--report``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from luminosity.errors import OptionError
 
-__all__ = ["ProgressLine", "check_report", "json_text", "tell_who_reads"]
+if TYPE_CHECKING:  # rich takes a while to import: not for --help
+    from rich.console import Console
+    from rich.progress import TaskID
+
+__all__ = ["ProgressLine", "check_report", "json_text", "output_console", "tell_who_reads"]
+
+_PIPED_WIDTH = 120  # columns, where there is no terminal to ask
 
 
 class ProgressLine:
@@ -25,6 +28,9 @@ class ProgressLine:
     """
 
     def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         console = Console(stderr=True)
         columns = (
             TimeElapsedColumn(),
@@ -60,6 +66,13 @@ class ProgressLine:
         """Begin a part of the work, and return a function to call with the number of tiles done and of all tiles."""
         task = self.begin(what)
         return lambda done, in_all: self._progress.update(task, completed=done, total=in_all)
+
+
+def output_console() -> Console:
+    """Return the console of standard output: as wide as the terminal, or 120 columns in a pipe."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def json_text(value: Any) -> str:

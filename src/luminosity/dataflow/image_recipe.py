@@ -1,26 +1,30 @@
-"""The recipe of an image: a folder with a Dockerfile and everything that it copies."""
+"""The recipe of a container image: a folder with a Dockerfile and everything that it copies, our own wheel included."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luminosity.cli.image.locking import Pin
-from luminosity.cli.image.wheels import OWN_NAME, write_own_wheel
-from luminosity.errors import WriteError
+import luminosity
+from luminosity.dataflow.pinned_versions import OWN_NAME, Pin
+from luminosity.errors import InvalidArgument, WriteError
 
 __all__ = ["APP", "MODELS", "Recipe", "check_target", "default_base", "write"]
 
+_WHEEL = "Wheel-Version: 1.0\nGenerator: lum image\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+_EARLIEST = (1980, 1, 1, 0, 0, 0)  # of all entries, so that the same files give the same wheel
 APP = "/app"  # where the image has the pipeline
 MODELS = "/models"
-
 _ENTRY = """\
 #!/bin/sh
 # "lum …" runs the command. Everything else goes to Beam's boot program, with which Dataflow starts workers.
@@ -81,7 +85,7 @@ def write(recipe: Recipe, folder: Path) -> None:
 
 def _fill(recipe: Recipe, folder: Path) -> None:
     (folder / "wheels").mkdir()
-    own = write_own_wheel(folder / "wheels")
+    own = _write_own_wheel(folder / "wheels")
     for wheel in recipe.wheels:
         shutil.copyfile(wheel, folder / "wheels" / wheel.name)
     if recipe.models:
@@ -157,3 +161,45 @@ def _dockerfile(recipe: Recipe, own_wheel: str) -> str:
         f'ENTRYPOINT ["{APP}/entry.sh"]',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _write_own_wheel(folder: Path) -> Path:
+    """Write the wheel of the Luminosity that runs here, whether it is installed, editable or on PYTHONPATH.
+
+    It is pure Python, so its files and the metadata of its installation are all that a wheel needs. Needs no build
+    tool and no network.
+    """
+    version = importlib.metadata.version(OWN_NAME)
+    path = folder / f"{OWN_NAME}-{version}-py3-none-any.whl"
+    information = f"{OWN_NAME}-{version}.dist-info"
+    record: list[str] = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in _entries(information):
+            entry = zipfile.ZipInfo(name, _EARLIEST)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}\n")
+        archive.writestr(
+            zipfile.ZipInfo(f"{information}/RECORD", _EARLIEST), "".join([*record, f"{information}/RECORD,,\n"])
+        )
+    return path
+
+
+def _entries(information: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of the wheel's files, but its record."""
+    package = Path(luminosity.__file__).parent
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield f"{OWN_NAME}/{file.relative_to(package).as_posix()}", file.read_bytes()
+    distribution = importlib.metadata.distribution(OWN_NAME)
+    for name in ("METADATA", "entry_points.txt"):
+        text = distribution.read_text(name)
+        if text is None:
+            raise InvalidArgument(
+                f"found an installation of {OWN_NAME} without {name}, expected one that pip made",
+                fix="install it again with pip",
+            )
+        yield f"{information}/{name}", text.encode()
+    yield f"{information}/WHEEL", _WHEEL.encode()

@@ -1,21 +1,24 @@
-"""Locks requirements: the versions that are installed here, of all that some requirements need."""
+"""The versions for a container image: those installed here, of all that Luminosity, requirements and wheels need."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from luminosity.cli.image.wheels import OWN_NAME, Wheel, own_requirements
 from luminosity.errors import InvalidArgument
 
-__all__ = ["Pin", "check_extras", "lock", "read_requirements"]
+__all__ = ["OWN_NAME", "Pin", "check_extras", "lock", "read_requirements", "read_wheel"]
+
+OWN_NAME = "luminosity"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,31 @@ class Pin:
     name: str  # canonical
     line: str  # of requirements.txt
     note: str = ""  # what the user should know about it
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """The metadata of a wheel."""
+
+    path: Path
+    name: str  # canonical
+    version: str
+    requires: tuple[Requirement, ...]
+
+
+def read_wheel(path: Path) -> Wheel:
+    """Return the metadata of a wheel. Raises :class:`InvalidArgument` if it is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (entry,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+            headers = HeaderParser().parsestr(archive.read(entry).decode())
+        requires = tuple(Requirement(each) for each in headers.get_all("Requires-Dist") or ())
+        return Wheel(path, canonicalize_name(headers["Name"]), headers["Version"], requires)
+    except (OSError, zipfile.BadZipFile, ValueError, InvalidRequirement, TypeError) as error:
+        raise InvalidArgument(
+            f"found {path}, which can't be read as a wheel ({error}), expected a file such as pip wheel makes",
+            fix="make one with: python -m pip wheel --no-deps FOLDER",
+        ) from error
 
 
 def check_extras(extras: Iterable[str]) -> None:
@@ -80,7 +108,8 @@ def lock(extras: Iterable[str], requirements: Iterable[Requirement], wheels: Map
         if wheel is not None:
             version, needed = wheel.version, wheel.requires
         elif name == OWN_NAME:
-            version, needed = importlib.metadata.version(OWN_NAME), own_requirements()
+            version = importlib.metadata.version(OWN_NAME)
+            needed = tuple(map(Requirement, importlib.metadata.requires(OWN_NAME) or ()))
         else:
             version, needed = _installed(requirement, asked_by)
             pins[name] = pins.get(name) or _pin(importlib.metadata.distribution(name))

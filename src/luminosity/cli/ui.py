@@ -1,8 +1,9 @@
-"""``lum ui``: open a page of runs, live and past, in the browser."""
+"""``lum ui``: open a page of runs, live and past, in the browser; and the page beside ``lum run --ui``."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import secrets
 import sys
@@ -10,7 +11,7 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.shared_folders import who_else_writes
 from luminosity.cli.common.exits import interrupted, was_terminated
@@ -18,7 +19,10 @@ from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.errors import OptionError
 from luminosity.extras import check
 
-__all__ = ["add_to", "ui"]
+if TYPE_CHECKING:
+    from luminosity.operate.page.beside import PageBeside
+
+__all__ = ["add_to", "open_beside", "ui"]
 
 _DESCRIPTION = """\
 Open a page of runs, live and past, in the browser: the graph of a run, its
@@ -134,3 +138,36 @@ def _token(folder: Path) -> str:
 def _has_screen() -> bool:
     names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     return sys.stdout.isatty() and any(os.environ.get(name) for name in names)
+
+
+def open_beside(options: Sequence[str]) -> PageBeside:
+    """Start the page of the run with these options, print its address, and end it with this process.
+
+    With a terminal, the page stays when the run has ended, until Ctrl-C: its reader wants to see how it ended. Raises
+    :class:`luminosity.errors.LuminosityError` if it can't be started.
+    """
+    from luminosity.operate.page.beside import PageBeside
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--run_dir")
+    page = PageBeside(chosen_folder(parser.parse_known_args(options)[0]))
+    has_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if has_terminal or page.token_file is None:
+        print(f"The page of this run is at {page.address}", file=sys.stderr, flush=True)
+    else:  # the output may be a log that others read
+        address = page.address.partition("?")[0]
+        print(f"The page of this run is at {address}?token=TOKEN, with the token in {page.token_file}", file=sys.stderr)
+    # Functions of atexit run after the script's traceback was printed, and before this one those of the run's parts.
+    atexit.register(_end, page, has_terminal)
+    return page
+
+
+def _end(page: PageBeside, stays: bool) -> None:
+    try:
+        if stays and page.is_wanted:
+            print(f"The page stays at {page.address} until Ctrl-C.", file=sys.stderr, flush=True)
+            page.wait()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the line with ^C ends
+    finally:
+        page.end()

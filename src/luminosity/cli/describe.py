@@ -1,4 +1,4 @@
-"""The work of ``lum describe``: read one table or two, describe them, write the report, print a line for each column.
+"""``lum describe TABLE``: every column of a table in a line, and what changed against a reference.
 
 The description itself is ``luminosity.evaluation.describe``.
 """
@@ -8,29 +8,73 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable, shorten
-from luminosity.cli.common.exits import print_ignoring_closed_pipe
+from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
-from luminosity.cli.common.table_options import TableReader, csv_arguments
-from luminosity.errors import OptionError
-from luminosity.evaluation.columns import roots_of
-from luminosity.evaluation.description.describe_table import DescriptionState, describe_states
-from luminosity.evaluation.description.result import ColumnDescription, Description
-from luminosity.io.read_table import ReadTable
+from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
+from luminosity.errors import LuminosityError, OptionError
 
-__all__ = ["run"]
+if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
+    from luminosity.evaluation.description.describe_table import DescriptionState
+    from luminosity.evaluation.description.result import ColumnDescription, Description
 
+__all__ = ["add_to"]
+
+_DESCRIPTION = """\
+Describe every column of a table: missing and distinct values, quantiles, most
+frequent values, lengths of texts, norms of vectors. TABLE is one or many files
+(Parquet, JSON lines, CSV, TSV, Arrow), which are read once. With --reference,
+say what changed most.
+
+Exit codes: 0 done, 1 error, 2 wrong usage.
+"""
+_EPILOG = """\
+examples:
+  lum describe reviews.parquet
+  lum describe 'logs/*.jsonl.gz' --column country,latency
+  lum describe today.parquet --reference train.parquet
+                        what changed most, with a test for each column
+  lum describe reviews.parquet --report reviews.html
+                        a histogram of each column
+  lum describe reviews.parquet --json | jq '.columns[].name'
+"""
 _VALUE_CHARACTERS = 24  # of a frequent value
 _MOST_CHANGES = 20  # lines
 _SMALLEST_P = 1e-16  # smaller p-values are not computed exactly
 
 
-def run(parsed: argparse.Namespace) -> int:
-    """Run the command with its parsed options, and return its exit code."""
+def add_to(commands: Any) -> None:
+    """Add the subcommand ``describe`` to the parser of ``lum``."""
+    parser = commands.add_parser(
+        "describe",
+        help="describe the columns of a table",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("table", metavar="TABLE", help="the table: a file, a folder or a quoted pattern")
+    parser.add_argument("--reference", metavar="TABLE", help="say what changed against this table")
+    parser.add_argument(
+        "--column", action="append", default=[], metavar="C,...", help="describe only these columns (default: all)"
+    )
+    add_table_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of lines")
+    parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
+    parser.set_defaults(command=_describe)
+
+
+def _describe(parsed: argparse.Namespace) -> int:
+    try:
+        return _run(parsed)
+    except LuminosityError as error:
+        return fail("describe", error, FAILED)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from luminosity.evaluation.description.describe_table import describe_states
+
     began = time.monotonic()
     patterns = [parsed.table, *([] if parsed.reference is None else [parsed.reference])]
     if any(not pattern.strip() for pattern in patterns):
@@ -59,6 +103,12 @@ def run(parsed: argparse.Namespace) -> int:
 def _read(
     reader: TableReader, pattern: str, csv: Any, columns: Sequence[str] | None, progress: ProgressLine
 ) -> DescriptionState:
+    import pyarrow as pa
+
+    from luminosity.evaluation.columns import roots_of
+    from luminosity.evaluation.description.describe_table import DescriptionState
+    from luminosity.io.read_table import ReadTable
+
     state = DescriptionState(columns)
     roots = None if columns is None else roots_of(columns, ReadTable(pattern, **csv).schema.names)
     source = reader.open(pattern, roots, csv)

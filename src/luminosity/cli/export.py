@@ -7,24 +7,30 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from luminosity._shared.text import list_some
 from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.output import output_console
 from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from luminosity.dataflow.capture import CapturedPipeline
     from luminosity.dataflow.check import CheckedJob
+    from luminosity.dataflow.steps import Finding
 
 __all__ = ["add_to", "export"]
 
 _DATAFLOW = "dataflow"
 _RUNNER = "DataflowRunner"
 _JOB_FILE = "job.json"
-
 _DESCRIPTION = """\
 Describe a pipeline as a job of Dataflow and check the description, without a
 network and without credentials. Nothing is run, and nothing is sent.
@@ -54,6 +60,7 @@ examples:
                                               check it
   lum export dataflow p.py … --out job        and write the description
 """
+_MOST_STEPS = 6  # names of steps in a line
 
 
 def add_to(commands: Any) -> None:
@@ -135,13 +142,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _report(captured: list[CapturedPipeline], script: str, options: list[str], folder: Path | None) -> int:
-    from luminosity.cli.export.report import print_job
     from luminosity.dataflow.check import check_job
 
     jobs = [check_job(each, script, options) for each in captured]
     try:
         for job in jobs:
-            print_job(job, os.path.basename(script))
+            _print_job(job, os.path.basename(script))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe, as in `lum export … | head`
         discard_output()
@@ -182,3 +188,68 @@ def _pipeline_file() -> str:
     from luminosity.dataflow.job import PIPELINE_FILE
 
     return PIPELINE_FILE
+
+
+def _print_job(job: CheckedJob, script: str) -> None:
+    """Print the containers and hints of a job's steps, errors and warnings."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from luminosity.dataflow.steps import name_steps
+
+    console = output_console()
+    kind = "streaming" if job.is_streaming else "batch"
+    groups = _groups(job)
+    count = f"{len(job.steps)} steps in {len(groups)} environment" + "s" * (len(groups) != 1)
+    console.print(Text(f"{script}: the {kind} job {job.name} of Dataflow, {count}. Nothing was sent."))
+    every = [step.name for step in job.steps]
+    images = sorted({image for _, image in groups})
+    table = Table("steps", "resource hints", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    if len(images) > 1:
+        table.add_column("container")
+    else:
+        console.print(Text(f"container: {list_some(images, 1)}"))
+    for column in table.columns:
+        column.overflow = "fold"
+    for (hints, image), names in groups.items():
+        steps = list_some(name_steps(names, every), _MOST_STEPS)
+        table.add_row(*map(Text, [steps, hints or "none", image][: len(table.columns)]))
+    console.print()
+    console.print(table)
+    for title, style, is_error in (("Errors", "bold red", True), ("Warnings", "bold yellow", False)):
+        some = [finding for finding in job.findings if finding.is_error == is_error]
+        if some:
+            console.print(Text(f"\n{title}", style))
+        for finding in some:
+            _print_finding(console, finding, every)
+    if not job.findings:
+        console.print(Text("\nNothing is wrong with it, as far as this can be seen from here.", "green"))
+
+
+def _groups(job: CheckedJob) -> Mapping[tuple[str, str], list[str]]:
+    """Return the names of the steps by what they have in common: hints and container."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for step in job.steps:
+        groups.setdefault((step.asks_for, step.image or "not a container"), []).append(step.name)
+    return dict(sorted(groups.items()))
+
+
+def _print_finding(console: Console, finding: Finding, every: Sequence[str]) -> None:
+    from rich.text import Text
+
+    from luminosity.dataflow.steps import name_steps
+
+    steps = list_some(name_steps(finding.steps, every), _MOST_STEPS)
+    for text, indent, style in (
+        (f"{steps}: {finding.message}." if steps else f"{finding.message}.", "- ", ""),
+        (f"To fix this: {finding.fix}.", "  ", "dim"),
+    ):
+        wrapped = textwrap.fill(
+            text,
+            console.width,
+            initial_indent=indent,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        console.print(Text(wrapped, style), soft_wrap=True)

@@ -1,1 +1,0 @@
-"""``lum advise``: what a run was given, what it used, and what to write instead."""

@@ -1,1 +1,0 @@
-"""``lum bench``: finds the settings that suit a model."""

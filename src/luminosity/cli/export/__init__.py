@@ -1,1 +1,0 @@
-"""``lum export``: the description of a pipeline as a job of another engine."""

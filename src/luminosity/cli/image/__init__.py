@@ -1,1 +1,0 @@
-"""``lum image``: write the recipe of a container image."""

@@ -1,1 +1,0 @@
-"""``lum metrics``: metrics of runs for Prometheus, a dashboard and alert rules."""

@@ -1,1 +1,0 @@
-"""``lum simulate``: what a larger run would take."""

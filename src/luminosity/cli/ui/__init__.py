@@ -1,1 +1,0 @@
-"""``lum ui``, and the page of ``lum run --ui``."""
