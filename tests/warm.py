@@ -37,7 +37,7 @@ _IMPORTED = (
     "luminosity.cli.checkpoint",
     "luminosity.cli.describe",
     "luminosity.cli.drift.command",
-    "luminosity.cli.enrich.command",
+    "luminosity.cli.enrich.enrich",
     "luminosity.cli.evaluate",
     "luminosity.cli.plan",
     "luminosity.cli.replay",

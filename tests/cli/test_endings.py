@@ -18,7 +18,7 @@ import pytest
 
 from luminosity.cli import show
 from luminosity.cli.common import exits
-from luminosity.cli.enrich.report import print_report
+from luminosity.cli.enrich.shown import Report, print_report
 from luminosity.cli.main import main
 from luminosity.engine.termination import Terminated, cancel_on_sigterm
 from tests.runners import IS_REFERENCE, run
@@ -162,15 +162,13 @@ def test_a_report_that_cannot_be_printed_fails_no_run(
     output: Callable[[], int], error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table is written by then; Rich would exit with 1, or raise."""
-    job: Any = SimpleNamespace(requests=[], show=None, out="out", dead_letters=None, vector_store=None)
     with open(output(), "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
-        assert print_report(job, NO_METRICS, 1.5) == 0
+        assert print_report(Report([], "out"), NO_METRICS, 1.5) == 0
         print("more", flush=True)  # goes nowhere
     assert capsys.readouterr().err == error
 
 
 def test_a_report_has_no_blanks_at_the_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    job: Any = SimpleNamespace(requests=[], show=None, out="out", dead_letters=None, vector_store=None)
-    print_report(job, NO_METRICS, 1.5)
+    print_report(Report([], "out"), NO_METRICS, 1.5)
     assert capsys.readouterr().out == "written  nothing\ntook     1.5 s, including start-up\n"

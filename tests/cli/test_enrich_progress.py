@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from luminosity.cli.enrich.progress import RowProgress
+from luminosity.cli.enrich.shown import RowProgress
 from luminosity.events import Event, InferenceView, RunEnded, Snapshot, StageView
 from luminosity.io.reading.readers import RowCount
 

@@ -150,7 +150,7 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     sys.argv = [RunName.of_enrich(parsed.out), *rest]
     warm_up("auto")  # Workers import their modules while this process imports its own.
     import_beam()
-    from luminosity.cli.enrich.job import Job, advise, run
+    from luminosity.cli.enrich.pipeline import Job, advise, run
 
     _check_known(rest)
     job = Job.of(parsed, requests, rest)

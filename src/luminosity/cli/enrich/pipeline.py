@@ -19,9 +19,8 @@ from apache_beam.runners.runner import PipelineState
 from luminosity import AddRowIds, Enrich, LuminosityOptions, LuminosityRunner, ReadTable, WriteTable, WriteVectors
 from luminosity.cli.common.table_options import csv_arguments, tell_doubts
 from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_column
-from luminosity.cli.enrich.progress import RowProgress
-from luminosity.cli.enrich.report import print_report
 from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
+from luminosity.cli.enrich.shown import Report, RowProgress, print_report
 from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
@@ -104,6 +103,14 @@ class Job:
             return total._replace(rows=min(total.rows, self.rows))
         return total
 
+    def report(self) -> Report:
+        """Return what the report at the end names."""
+        stored = ""
+        if self.writing_store is not None:
+            store = self.writing_store.address
+            stored = f"in {f'collection {store.collection} of ' if store.collection else ''}{store.where}"
+        return Report([each.name for each in self.requests], self.out, self.dead_letters, stored, self.show)
+
 
 def run(job: Job, flags: Sequence[str]) -> int:
     """Run the pipeline, print what it did, and return the exit code; ``flags`` are the runner's.
@@ -125,7 +132,7 @@ def run(job: Job, flags: Sequence[str]) -> int:
     if job.kept is not None:
         job.kept.remove()
         _remove_leftovers(job)
-    written = print_report(job, result.metrics(), time.monotonic() - began)
+    written = print_report(job.report(), result.metrics(), time.monotonic() - began)
     if not written and not job.allow_empty:
         raise _no_rows(job)
     return 0

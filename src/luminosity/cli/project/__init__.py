@@ -1,1 +1,0 @@
-"""``lum run project.toml``: several steps in order, from raw data to a report."""
