@@ -268,6 +268,7 @@ def _mistake(folder: Path, old: str, new: str, *flags: str) -> str:
         ("      input: Good\n", "      input: Good\n      input: Good\n", "15: found the key 'input' twice"),
         ("cpu_workers", "cpu_worker", "40: unknown option 'cpu_worker'; did you mean 'cpu_workers'?"),
         (", vectors: vector}", "}", "30: WriteQdrant: missing 'vectors'"),
+        (", collection: reviews, vectors: vector}", "}", "30: WriteQdrant: missing 'collection' and 'vectors'"),
         ("{{ folder }}/out", "{{ foldr }}/out", "29: 'foldr' is undefined; did you mean 'folder'?"),
         ("{{ folder }}/out", "{{ folder }/out", "29: unexpected '}'"),
         ('path: "{{', 'path: "{%', "7: Encountered unknown tag 'folder'."),
@@ -346,7 +347,10 @@ def test_a_circle_of_inputs_is_shown(tmp_path: Path) -> None:
 )
 def test_yaml_has_the_arguments_of_python(transform: Any, not_in_yaml: set[str]) -> None:
     python = set(inspect.signature(transform.__init__).parameters) - {"self"}
-    assert python - set(inspect.signature(TRANSFORMS[transform.__name__]).parameters) == not_in_yaml
+    yaml = TRANSFORMS[transform.__name__]
+    assert python - set(inspect.signature(yaml).parameters) == not_in_yaml
+    described = [name for name in inspect.signature(yaml).parameters if f"\n    {name}: " in (yaml.__doc__ or "")]
+    assert described == list(inspect.signature(yaml).parameters)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from apache_beam.pvalue import PBegin
 from apache_beam.transforms import resources
@@ -40,7 +40,7 @@ _UNEXPECTED = re.compile(r"unexpected (?:keyword )?argument '(?P<name>[^']+)'")
 _MISSING = re.compile(r"missing \d+ required (?:positional |keyword-only )?arguments?: (?P<names>.*)$")
 _UNKNOWN_FUNCTION = re.compile(r"^Unknown CombineFn")
 _UNKNOWN_FIELD = re.compile(r"expression: (?P<name>\w+)\. The given input fields are \[(?P<fields>.*?)\]")
-_MISSING_KEY = re.compile(r"^'(?P<name>\w+)'$")  # the text of a KeyError
+_MISSING_KEY = re.compile(r"^(?P<names>'\w+')$")  # the text of a KeyError
 _OTHER_NAMES: list[tuple[re.Pattern[str], Callable[[], Iterable[str]]]] = [
     (re.compile(r"Unknown window type (?P<name>\w+)"), lambda: ("global", "fixed", "sliding", "sessions")),
     (re.compile(r"Unknown resource hint: (?P<name>\w+)"), lambda: ResourceHint._name_to_known_hints),  # pyright: ignore
@@ -127,6 +127,15 @@ def _short(error: Any) -> str:
     return f"{where}: {error.message}"
 
 
+class _Mistake(NamedTuple):
+    """A mistake in a file, in Beam's words or in ours."""
+
+    message: str
+    step: str  # the name of the transform; empty if the message names it
+    line: int | None
+    fix: str = ""
+
+
 class _Translator:
     """Turns Beam's errors about a file into ours: the place first, the mistake, and what was probably meant."""
 
@@ -134,6 +143,16 @@ class _Translator:
         self._source = source
         self._transforms = list(transforms_of(spec["pipeline"]))
         self._providers = providers
+        self._kinds: dict[re.Pattern[str], Callable[[re.Match[str], _Mistake], _Mistake]] = {
+            _UNKNOWN_TYPE: self._unknown_type,
+            _UNKNOWN_INPUT: self._unknown_input,
+            _UNEXPECTED: self._unknown_option,
+            _UNKNOWN_LANGUAGE: _unknown_language,
+            _MISSING: _missing,
+            _MISSING_KEY: _missing,
+            _UNKNOWN_FUNCTION: self._unknown_function,
+            _UNKNOWN_FIELD: _unknown_field,
+        }  # in the order in which they are looked for
 
     def translated(self, error: Exception) -> PipelineFileError:
         """Return the error with the file and the line in front."""
@@ -142,46 +161,42 @@ class _Translator:
         message, name, line = str(error), "", None
         while place := _WITH_PLACE.match(message):
             message, name, line = place["rest"], place["name"], int(place["line"])
-        fix = ""
-        if unknown := _UNKNOWN_TYPE.match(message):
-            known = sorted({_LANGUAGES.sub("", each) for each in self._providers} | {"chain", "composite"})
-            line = _line_in(message) or line
-            message, fix, name = f"unknown transform {unknown['name']!r}", did_you_mean(unknown["name"], known), ""
-            fix = fix or "define it under providers:"
-        elif unknown := _UNKNOWN_INPUT.match(message):
-            names = [str(each[key]) for each in self._transforms for key in ("name", "type") if key in each]
-            line = _line_in(message) or line
-            message, fix = f"unknown input {unknown['name']!r}", did_you_mean(unknown["name"], names)
-            fix = fix or f"name one of {list_some(dict.fromkeys(names), 8)}"
-        elif unknown := _UNEXPECTED.search(message):
-            transform = self._transform(name, line)
-            options = self._options(transform)
-            line = next((each._line_ for each in _config(transform) if each == unknown["name"]), line)
-            message = f"unknown option {unknown['name']!r}"
-            fix = did_you_mean(unknown["name"], options)
-            if options and not fix:
-                message += f", expected {list_some(options, 15)}"
-        elif unknown := _UNKNOWN_LANGUAGE.match(message):
-            line = _line_in(message) or line
-            message, fix = f"unknown language {unknown['name']!r}", did_you_mean(unknown["name"], _LANGUAGE_NAMES)
-            fix = fix or f"name one of {', '.join(_LANGUAGE_NAMES)}"
-        elif missing := _MISSING.search(message):
-            message = f"missing {missing['names']}"
-        elif missing := _MISSING_KEY.search(message):
-            message = f"missing {missing['name']!r}"
-        elif _UNKNOWN_FUNCTION.match(message):
-            message, fix = self._unknown_function(self._transform(name, line))
-        elif unknown := _UNKNOWN_FIELD.search(message):
-            fix = did_you_mean(unknown["name"], re.findall(r"'([^']*)'", unknown["fields"]))
+        for pattern, say in self._kinds.items():
+            if found := pattern.search(message):
+                said = say(found, _Mistake(message, name, line))
+                break
         else:
-            found = _line_in(message)
-            if found is not None:
-                line, message = found, _LINE.sub("", message)
-            for pattern, choices in _OTHER_NAMES:
-                if unknown := pattern.search(message):
-                    message, fix = message.rstrip("."), did_you_mean(unknown["name"], choices())
-        label = f"{name}: " if name else ""
-        return PipelineFileError(f"{self._source.place(line)}: {label}{message}", fix=fix or None)
+            said = _other(message, name, line)
+        label = f"{said.step}: " if said.step else ""
+        return PipelineFileError(f"{self._source.place(said.line)}: {label}{said.message}", fix=said.fix or None)
+
+    def _unknown_type(self, found: re.Match[str], said: _Mistake) -> _Mistake:
+        known = sorted({_LANGUAGES.sub("", each) for each in self._providers} | {"chain", "composite"})
+        fix = did_you_mean(found["name"], known) or "define it under providers:"
+        return _Mistake(f"unknown transform {found['name']!r}", "", _line_in(said.message) or said.line, fix)
+
+    def _unknown_input(self, found: re.Match[str], said: _Mistake) -> _Mistake:
+        names = [str(each[key]) for each in self._transforms for key in ("name", "type") if key in each]
+        fix = did_you_mean(found["name"], names) or f"name one of {list_some(dict.fromkeys(names), 8)}"
+        return _Mistake(f"unknown input {found['name']!r}", said.step, _line_in(said.message) or said.line, fix)
+
+    def _unknown_option(self, found: re.Match[str], said: _Mistake) -> _Mistake:
+        transform = self._transform(said.step, said.line)
+        options = self._options(transform)
+        line = next((each._line_ for each in _config(transform) if each == found["name"]), said.line)
+        fix = did_you_mean(found["name"], options)
+        expected = f", expected {list_some(options, 15)}" if options and not fix else ""
+        return _Mistake(f"unknown option {found['name']!r}{expected}", said.step, line, fix)
+
+    def _unknown_function(self, found: re.Match[str], said: _Mistake) -> _Mistake:
+        given = SafeLineLoader.strip_metadata(_config(self._transform(said.step, said.line)).get("combine") or {})
+        names = [each.get("fn") if isinstance(each, dict) else each for each in given.values()]
+        names = [name.get("type") if isinstance(name, dict) else name for name in names]  # Beam has written it in full
+        wrong = [name for name in names if isinstance(name, str) and name not in BUILTIN_COMBINE_FNS]
+        known = sorted(BUILTIN_COMBINE_FNS)
+        what = f"unknown function {wrong[0]!r}" if wrong else "unknown function"
+        fix = did_you_mean(wrong[0], known) if wrong else ""
+        return _Mistake(f"{what}, expected {list_some(known, 15)}", said.step, said.line, fix)
 
     def _circle(self) -> PipelineFileError:
         """Return the error for transforms that take each other's outputs, at the first of them."""
@@ -193,15 +208,6 @@ class _Translator:
             if after == start:
                 return self._source.error(f"a circle of inputs: {' ← '.join([*path, start])}", named[start])
         return PipelineFileError(f"{self._source.path}: found transforms that take each other's outputs in a circle")
-
-    def _unknown_function(self, transform: dict[str, Any]) -> tuple[str, str]:
-        given = SafeLineLoader.strip_metadata(_config(transform).get("combine") or {})
-        names = [each.get("fn") if isinstance(each, dict) else each for each in given.values()]
-        names = [name.get("type") if isinstance(name, dict) else name for name in names]  # Beam has written it in full
-        wrong = [name for name in names if isinstance(name, str) and name not in BUILTIN_COMBINE_FNS]
-        known = sorted(BUILTIN_COMBINE_FNS)
-        what = f"unknown function {wrong[0]!r}" if wrong else "unknown function"
-        return f"{what}, expected {list_some(known, 15)}", did_you_mean(wrong[0], known) if wrong else ""
 
     def _transform(self, name: str, line: int | None) -> dict[str, Any]:
         return next(
@@ -217,6 +223,29 @@ class _Translator:
         kind = transform.get("type", "")
         kinds = [kind, f"{kind}-{_config(transform).get('language', 'generic')}"]
         return [option for each in kinds for option in options_of(self._providers.get(each, ()), each)]
+
+
+def _unknown_language(found: re.Match[str], said: _Mistake) -> _Mistake:
+    fix = did_you_mean(found["name"], _LANGUAGE_NAMES) or f"name one of {', '.join(_LANGUAGE_NAMES)}"
+    return _Mistake(f"unknown language {found['name']!r}", said.step, _line_in(said.message) or said.line, fix)
+
+
+def _missing(found: re.Match[str], said: _Mistake) -> _Mistake:
+    return said._replace(message=f"missing {found['names']}")
+
+
+def _unknown_field(found: re.Match[str], said: _Mistake) -> _Mistake:
+    return said._replace(fix=did_you_mean(found["name"], re.findall(r"'([^']*)'", found["fields"])))
+
+
+def _other(message: str, step: str, line: int | None) -> _Mistake:
+    found = _line_in(message)
+    if found is not None:
+        line, message = found, _LINE.sub("", message)
+    for pattern, choices in _OTHER_NAMES:
+        if unknown := pattern.search(message):
+            return _Mistake(message.rstrip("."), step, line, did_you_mean(unknown["name"], choices()))
+    return _Mistake(message, step, line)
 
 
 def _first_input(transform: dict[str, Any]) -> str:

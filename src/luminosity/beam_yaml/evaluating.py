@@ -9,6 +9,7 @@ import apache_beam as beam
 from apache_beam.typehints.row_type import RowTypeConstraint
 
 from luminosity import ReadTable
+from luminosity.beam_yaml.arguments import takes_arguments_of
 from luminosity.beam_yaml.tables import (
     OnTable,
     as_table,
@@ -52,49 +53,11 @@ _COLUMN_FIELDS: Mapping[str, Any] = {
 _CHANGE_FIELDS: Mapping[str, Any] = {"distance": float, "p_value": _Number, "change": str}
 
 
-def evaluate(
-    label: str,
-    prediction: str | None = None,
-    score: str | None = None,
-    prediction_b: str | None = None,
-    score_b: str | None = None,
-    query: str | None = None,
-    task: Any = None,
-    positive: Any = None,
-    score_of: Any = "positive",
-    slices: Sequence[Any] = (),
-    k: Sequence[int] = (1, 5, 10),
-    bins: int = 10,
-    resamples: int = 500,
-    confidence: float = 0.95,
-    seed: int = 0,
-    skip_missing: bool = False,
-    most_distinct: int = 2_000_000,
-) -> beam.PTransform[Any, Any]:
-    """Evaluates predictions against labels. Its output has a row for each metric, of the table and of each slice.
-
-    Args:
-        label: the column of true values.
-        prediction: the column of predictions.
-        score: the column of scores, for AUC and calibration, or to rank by.
-        prediction_b: the predictions of a second model, which is compared on the same rows.
-        score_b: the scores of the second model.
-        query: for rankings, the column that says which query a row belongs to.
-        task: classes, numbers or ranking; found by the types of the columns unless given.
-        positive: the class that scores are of.
-        score_of: positive or prediction, the class that a score belongs to.
-        slices: columns to evaluate separately for each of their values; a list of columns combines their values.
-        k: for rankings, the numbers of first rows for recall@k and nDCG@k.
-        bins: the number of bins of the calibration.
-        resamples: the replicates of the bootstrap; 0 for no intervals.
-        confidence: the confidence of intervals.
-        seed: the seed of the bootstrap.
-        skip_missing: leave out rows with null, NaN or infinity.
-        most_distinct: how many distinct combinations of labels, predictions and scores are kept exactly.
-    """
-    arguments = dict(locals())
-    columns = [label, prediction, score, prediction_b, score_b, query]
-    columns += [each for by in slices for each in ([by] if isinstance(by, str) else by)]
+@takes_arguments_of(Evaluate)
+def evaluate(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Evaluates predictions against labels. Its output has a row for each metric, of the table and of each slice."""
+    columns = [arguments[name] for name in ("label", "prediction", "score", "prediction_b", "score_b", "query")]
+    columns += [each for by in arguments["slices"] for each in ([by] if isinstance(by, str) else by)]
     named = [each.partition(".")[0] for each in columns if each is not None]
     return OnTable(
         Evaluate(**arguments),
@@ -103,16 +66,17 @@ def evaluate(
     )
 
 
-def describe(columns: Sequence[str] | None = None, reference: str | None = None) -> beam.PTransform[Any, Any]:
+@takes_arguments_of(Describe)
+def describe(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Describes the columns of a table. Its output has a row for each column.
 
     Args:
-        columns: the columns to describe; all unless given.
         reference: files of a table to compare with. Leave it out if the reference is an input named ``reference``.
     """
+    columns = arguments["columns"]
     if isinstance(columns, str):
         raise InvalidArgument(f"found columns: {columns}, expected a list", fix=f"write columns: [{columns}]")
-    return _Describe(reference, columns)
+    return _Describe(arguments["reference"], columns)
 
 
 class _Describe(beam.PTransform[Any, Any]):

@@ -19,8 +19,15 @@ from luminosity import (
     WriteVectors,
 )
 from luminosity._shared.text import did_you_mean
+from luminosity.beam_yaml.arguments import (
+    HANDLERS,
+    check_keys,
+    column_of,
+    output_type_of,
+    takes_arguments_of,
+    type_of,
+)
 from luminosity.beam_yaml.evaluating import describe, evaluate
-from luminosity.beam_yaml.models import HANDLERS, check_keys, column_of, output_type_of, type_of
 from luminosity.beam_yaml.tables import (
     Fields,
     OnTable,
@@ -30,6 +37,7 @@ from luminosity.beam_yaml.tables import (
     needs_columns,
     remember_fields,
 )
+from luminosity.drift import RBF, Aggregate, Laplacian, Linear, MMDTest, Polynomial
 from luminosity.errors import InvalidArgument
 from luminosity.inference.enrich.table_steps import check_schema
 from luminosity.tables.row_maker import RowMaker
@@ -49,48 +57,22 @@ _RESULT_FIELDS = {
 }
 
 
-def read_table(
-    pattern: str | Sequence[str] | None = None,
-    path: str | Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    schema: Mapping[str, Any] | None = None,
-    format: str | None = None,
-    rows_per_batch: int | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    decimal_point: str | None = None,
-    newlines_in_values: bool | None = None,
-    null_values: Sequence[str] | None = None,
-) -> beam.PTransform[Any, Any]:
+@takes_arguments_of(ReadTable, without=("where",), pattern=None, path=None)
+def read_table(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Reads the files of a table: Parquet, JSON lines, CSV or Arrow.
 
     Args:
         pattern: files, or a list of patterns; a folder means all table files in it.
         path: the same as pattern, as Beam's own transforms call it.
-        columns: the columns to read; all unless given.
         schema: the columns and their types, by name, such as ``{text: string, stars: int8}``.
-        format: parquet, jsonl, csv or arrow, for files whose names do not tell.
-        rows_per_batch: the most rows of a batch.
-        delimiter: the character between the values of CSV; found in the file unless given.
-        encoding: the encoding of CSV; found in the file unless given.
-        decimal_point: the character before the fraction of numbers in CSV.
-        newlines_in_values: whether values of CSV contain line breaks.
-        null_values: the texts that mean null in CSV.
     """
-    if (pattern is None) == (path is None):
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if ("pattern" in given) == ("path" in given):
         raise InvalidArgument("expected the files to read, as pattern: or path:, one of them")
-    given: dict[str, Any] = {
-        "columns": columns,
-        "schema": _schema(schema),
-        "format": format,
-        "rows_per_batch": rows_per_batch,
-        "delimiter": delimiter,
-        "encoding": encoding,
-        "decimal_point": decimal_point,
-        "newlines_in_values": newlines_in_values,
-        "null_values": null_values,
-    }
-    read = ReadTable(pattern or path or "", **{name: value for name, value in given.items() if value is not None})
+    pattern = given.pop("pattern", None) or given.pop("path", "")
+    if "schema" in given:
+        given["schema"] = _schema(given["schema"])
+    read = ReadTable(pattern, **given)
     fields = {field.name: field.type for field in read.schema}
     return OnTable(read, lambda table, _: remember_fields(table, fields))
 
@@ -135,174 +117,50 @@ def run_inference(
     return _enrich({inference_tag: column_of(inference_tag, spec)}, error_handling)
 
 
-def add_row_ids(name: str = "id", columns: Sequence[str] | None = None) -> beam.PTransform[Any, Any]:
-    """Adds a column of ids, computed from the values of each row.
-
-    Args:
-        name: the new column.
-        columns: the columns to compute the id from; all unless given.
-    """
-    return OnTable(AddRowIds(name, columns), _with_fields({name: pa.string()}), needs_columns(*(columns or ())))
+@takes_arguments_of(AddRowIds)
+def add_row_ids(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Adds a column of ids, computed from the values of each row."""
+    new = _with_fields({arguments["name"]: pa.string()})
+    return OnTable(AddRowIds(**arguments), new, needs_columns(*(arguments["columns"] or ())))
 
 
-def write_table(
-    path: str,
-    partition_by: str | Sequence[str] | None = None,
-    rows_per_file: int | None = None,
-    if_exists: Any = "fail",
-    format: Any = None,
-    compression: str | None = None,
-    schema: Mapping[str, Any] | None = None,
-    allow_empty: bool = False,
-) -> beam.PTransform[Any, Any]:
+@takes_arguments_of(WriteTable)
+def write_table(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Writes rows to files. Its output has a row with the column ``file`` for each.
 
     Args:
-        path: a folder, or one file if it has the suffix of a format.
-        partition_by: columns whose values become folders.
-        rows_per_file: the most rows of a file.
-        if_exists: fail, replace or append.
-        format: parquet, jsonl, csv or arrow.
-        compression: the compression of the format.
         schema: the columns and their types, by name.
-        allow_empty: write a table without rows, too, instead of failing.
     """
-    write = WriteTable(
-        path,
-        partition_by,
-        rows_per_file,
-        if_exists,
-        format=format,
-        compression=compression,
-        schema=_schema(schema),
-        allow_empty=allow_empty,
-    )
-    folders = [partition_by] if isinstance(partition_by, str) else partition_by or ()
-    return OnTable(write, _to_rows("Files", "file", str), needs_columns(*folders))
+    arguments["schema"] = _schema(arguments["schema"])
+    folders = arguments["partition_by"] or ()
+    needed = needs_columns(*([folders] if isinstance(folders, str) else folders))
+    return OnTable(WriteTable(**arguments), _to_rows("Files", "file", str), needed)
 
 
-def write_lance(
-    path: str, mode: Any = "append", key: str | None = None, rows_per_file: int = 100_000, allow_empty: bool = False
-) -> beam.PTransform[Any, Any]:
-    """Writes rows to a Lance dataset.
-
-    Args:
-        path: the dataset; it ends in ``.lance``.
-        mode: append, overwrite or merge.
-        key: the column that identifies rows, for merge.
-        rows_per_file: about the number of rows of a file.
-        allow_empty: let overwrite leave a dataset without rows.
-    """
-    return OnTable(WriteLance(path, mode=mode, key=key, rows_per_file=rows_per_file, allow_empty=allow_empty))
+@takes_arguments_of(WriteLance)
+def write_lance(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Writes rows to a Lance dataset."""
+    return OnTable(WriteLance(**arguments))
 
 
-def write_vectors(
-    where: str,
-    vectors: str | Mapping[str, str],
-    collection: str | None = None,
-    id: str = "id",
-    payload: Sequence[str] | None = None,
-    distance: Any = "cosine",
-    create: bool = True,
-    if_exists: Any = "append",
-    allow_empty: bool = False,
-    batch_size: int = 1_000,
-    timeout: float = 120.0,
-    api_key_env: str | None = None,
-) -> beam.PTransform[Any, Any]:
-    """Writes rows to a vector store as points. Its output has the column ``rows``: the number of rows of each write.
-
-    Args:
-        where: a server's address, a folder in which Qdrant's engine keeps the collection, or a Lance dataset.
-        vectors: the column of the vector, or a mapping of vector names to columns.
-        collection: the name of the collection; a Lance dataset needs none.
-        id: the column of ids.
-        payload: the columns to keep beside the vectors; all others unless given.
-        distance: cosine, dot, euclid or manhattan.
-        create: create the collection if it does not exist.
-        if_exists: what to do if the collection exists: append, replace or fail.
-        allow_empty: let replace leave a collection without points.
-        batch_size: the most points of one write.
-        timeout: seconds to retry while a server fails.
-        api_key_env: the environment variable that holds the server's key.
-    """
-    write = WriteVectors(
-        where,
-        collection,
-        vectors=vectors,
-        id=id,
-        payload=payload,
-        distance=distance,
-        create=create,
-        if_exists=if_exists,
-        allow_empty=allow_empty,
-        batch_size=batch_size,
-        timeout=timeout,
-        api_key_env=api_key_env,
-    )
+@takes_arguments_of(WriteVectors, without=("api_key",))
+def write_vectors(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Writes rows to a vector store as points. Its output has the column ``rows``: the number of rows of each write."""
+    write, vectors = WriteVectors(**arguments), arguments["vectors"]
     named = [vectors] if isinstance(vectors, str) else list(vectors.values())
-    return OnTable(write, _to_rows("Counts", "rows", int), needs_columns(id, *named, *(payload or ())))
+    needed = needs_columns(arguments["id"], *named, *(arguments["payload"] or ()))
+    return OnTable(write, _to_rows("Counts", "rows", int), needed)
 
 
-def search_vectors(
-    where: str,
-    vector_column: str,
-    collection: str | None = None,
-    using: str | None = None,
-    limit: int = 5,
-    with_payload: Sequence[str] = (),
-    output: str = "neighbours",
-    score_threshold: float | None = None,
-    filter: Mapping[str, Any] | None = None,
-    batch_size: int = 256,
-    timeout: float = 120.0,
-    api_key_env: str | None = None,
-) -> beam.PTransform[Any, Any]:
-    """Adds the nearest points of a vector store to each row.
-
-    Args:
-        where: a server's address, a folder that WriteQdrant wrote, or a Lance dataset.
-        vector_column: the column of the vectors to search for.
-        collection: the name of the collection; a Lance dataset needs none.
-        using: the name of the vector to compare with.
-        limit: the most neighbours of a row.
-        with_payload: the columns of the points to return.
-        output: the new column.
-        score_threshold: leave out neighbours below this score.
-        filter: the value of a column, a list of values, or bounds such as ``{gte: 4}``.
-        batch_size: the most searches of one request.
-        timeout: seconds to retry while a server fails.
-        api_key_env: the environment variable that holds the server's key.
-    """
-    search = SearchVectors(
-        where,
-        collection,
-        vector_column=vector_column,
-        using=using,
-        limit=limit,
-        with_payload=with_payload,
-        output=output,
-        score_threshold=score_threshold,
-        filter=filter,
-        batch_size=batch_size,
-        timeout=timeout,
-        api_key_env=api_key_env,
-    )
-    return OnTable(search, _with_fields({output: None}), needs_columns(vector_column))
+@takes_arguments_of(SearchVectors, without=("api_key",))
+def search_vectors(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Adds the nearest points of a vector store to each row."""
+    new = _with_fields({arguments["output"]: None})
+    return OnTable(SearchVectors(**arguments), new, needs_columns(arguments["vector_column"]))
 
 
-def mmd_test(
-    reference: str | None = None,
-    column: str | Sequence[str] | None = None,
-    kernel: str = "rbf",
-    bandwidth: float | Sequence[float] | None = None,
-    id: str | None = None,
-    by: str | None = None,
-    permutations: int = 1000,
-    level: float = 0.05,
-    seed: int = 0,
-    pca: int | None = None,
-) -> beam.PTransform[Any, Any]:
+@takes_arguments_of(MMDTest, without=("keyed", "bins", "precision"), reference=None, kernel="rbf", bandwidth=None)
+def mmd_test(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Tests whether rows come from the same distribution as a reference. Its output has a row for each test.
 
     Args:
@@ -310,17 +168,11 @@ def mmd_test(
         column: the column of vectors, or several columns of numbers that form a vector together.
         kernel: rbf, laplacian, linear, polynomial or aggregate.
         bandwidth: for rbf and laplacian: the distance at which rows count as similar, or several.
-        id: the column with the rows' ids.
-        by: the column with keys; there is one test for each key.
-        permutations: how many random permutations the statistic is compared with.
-        level: the false-alarm rate.
-        seed: the seed of bins and permutations.
-        pca: compare this many principal components.
     """
-    if column is None:
+    if arguments["column"] is None:
         raise InvalidArgument("expected column:, the column of vectors, or a list of columns of numbers")
-    settings = {"column": column, "id": id, "by": by, "permutations": permutations, "level": level, "seed": seed}
-    return _MMDTest(reference, {"kernel": _kernel(kernel, bandwidth), "pca": pca, **settings})
+    reference, kernel, bandwidth = (arguments.pop(name) for name in ("reference", "kernel", "bandwidth"))
+    return _MMDTest(reference, {**arguments, "kernel": _kernel(kernel, bandwidth)})
 
 
 TRANSFORMS: Mapping[str, Callable[..., beam.PTransform[Any, Any]]] = {
@@ -350,8 +202,6 @@ class _MMDTest(beam.PTransform[Any, Any]):
         self._settings = settings
 
     def expand(self, input_or_inputs: Any) -> Any:
-        from luminosity.drift import MMDTest
-
         table, reference = current_and_reference(input_or_inputs, self._reference)
         columns, key, row_id = (self._settings[name] for name in ("column", "by", "id"))
         named = [columns] if isinstance(columns, str) else columns
@@ -372,8 +222,6 @@ def _result_row(result: Any, key_name: str | None) -> beam.Row:
 
 
 def _kernel(name: str, bandwidth: float | Sequence[float] | None) -> Any:
-    from luminosity.drift import RBF, Aggregate, Laplacian, Linear, Polynomial
-
     if name not in _KERNELS:
         raise InvalidArgument(
             f"found kernel: {name}, expected one of {', '.join(_KERNELS)}", fix=did_you_mean(name, _KERNELS) or None
