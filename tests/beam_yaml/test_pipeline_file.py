@@ -268,7 +268,12 @@ def _mistake(folder: Path, old: str, new: str, *flags: str) -> str:
         ("      input: Good\n", "      input: Good\n      input: Good\n", "15: found the key 'input' twice"),
         ("cpu_workers", "cpu_worker", "40: unknown option 'cpu_worker'; did you mean 'cpu_workers'?"),
         (", vectors: vector}", "}", "30: WriteQdrant: missing 'vectors'"),
-        (", collection: reviews, vectors: vector}", "}", "30: WriteQdrant: missing 'collection' and 'vectors'"),
+        ('where: "{{ folder }}/qdrant", ', "", "30: WriteQdrant: missing 'where'"),
+        (
+            'where: "{{ folder }}/qdrant", collection: reviews, vectors: vector',
+            "",
+            "30: WriteQdrant: missing 'where' and 'vectors'",
+        ),
         ("{{ folder }}/out", "{{ foldr }}/out", "29: 'foldr' is undefined; did you mean 'folder'?"),
         ("{{ folder }}/out", "{{ folder }/out", "29: unexpected '}'"),
         ('path: "{{', 'path: "{%', "7: Encountered unknown tag 'folder'."),
