@@ -34,7 +34,7 @@ from luminosity.io.writing import existing, window_files
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile
 from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn, finish
-from luminosity.io.writing.open_files import OpenFiles
+from luminosity.io.writing.write_step import OpenFiles
 from luminosity.runs.run_ids import META_KEY, CheckpointedRun, RunIdentity, machine_name, run_identity, run_to_store
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.written import rows_of

@@ -19,7 +19,7 @@ from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
 from luminosity import WriteTable
 from luminosity.engine.loop import sizing
 from luminosity.errors import StepFailed, WriteError
-from luminosity.io.writing import open_files, window_files, write_step
+from luminosity.io.writing import window_files, write_step
 from luminosity.io.writing.destination import Destination
 from luminosity.io.writing.file_writer import WrittenFile
 from luminosity.io.writing.final_files import final_names
@@ -43,7 +43,7 @@ def _written(folder: Path, *rows: int, window: str = "w", **options: Any) -> tup
     destination = Destination.of(str(folder), **options).for_another_run()
     files: list[WrittenFile] = []
     for row in rows:
-        opened = open_files.OpenFiles(destination)
+        opened = write_step.OpenFiles(destination)
         opened.add(pa.record_batch({"n": [row]}))
         files += opened.close()
     return destination, files

@@ -30,7 +30,7 @@ from luminosity import ReadTable, WriteTable
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.run_owner import RunOwner
-from luminosity.io.writing import existing, file_writer, final_files, finish_step, open_files
+from luminosity.io.writing import existing, file_writer, final_files, finish_step, write_step
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
@@ -240,8 +240,8 @@ def test_partitions_within_partitions(tmp_path: Path) -> None:
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "_MOST_FILES", 2)
-    monkeypatch.setattr(open_files, "_MOST_WAITING_BYTES", 1)
+    monkeypatch.setattr(write_step, "_MOST_FILES", 2)
+    monkeypatch.setattr(write_step, "_MOST_WAITING_BYTES", 1)
     table = pa.record_batch({"key": [0, 1, 2, 0, 1, 2], "id": range(6)})
     write([table, table], str(tmp_path), partition_by="key")
     assert rows_of(tmp_path) == in_order(table.select(["id", "key"]).to_pylist() * 2)
@@ -320,7 +320,7 @@ def test_what_is_read_is_what_was_written(
     target = Destination.of(str(folder), partition_by, rows_per_file)
     written: list[file_writer.WrittenFile] = []
     for bundle in bundles:
-        failed, good = open_files.OpenFiles(target), open_files.OpenFiles(target)
+        failed, good = write_step.OpenFiles(target), write_step.OpenFiles(target)
         for rows in bundle:
             for attempt in (failed, good):
                 attempt.add(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
@@ -688,7 +688,7 @@ def test_of_two_jobs_that_replace_at_once_the_last_one_counts(tmp_path: Path) ->
     jobs = list[tuple[Destination, list[file_writer.WrittenFile]]]()
     for rows in (2, 3):
         target = Destination.of(str(folder), if_exists="replace").for_another_run()
-        bundle = open_files.OpenFiles(target)
+        bundle = write_step.OpenFiles(target)
         bundle.add(pa.record_batch({"n": list(range(rows))}))
         jobs.append((target, bundle.close()))
     finish_step.finish(*jobs[0])
@@ -716,7 +716,7 @@ def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
 def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Destination, list[file_writer.WrittenFile]]:
     target, written = Destination.of(str(path), if_exists=if_exists), list[file_writer.WrittenFile]()
     for number in range(bundles):
-        bundle = open_files.OpenFiles(target)
+        bundle = write_step.OpenFiles(target)
         bundle.add(pa.record_batch({"n": [number]}))
         written += bundle.close()
     return target, written
@@ -739,7 +739,7 @@ def _bundles(
     """Write each batch as a bundle of its own, as many workers would."""
     target, written = Destination.of(str(path), **options), list[file_writer.WrittenFile]()
     for batch in tables:
-        bundle = open_files.OpenFiles(target)
+        bundle = write_step.OpenFiles(target)
         bundle.add(batch)
         written += bundle.close()
     return target, written

@@ -16,8 +16,8 @@ from typing import Any
 
 from luminosity._shared.text import did_you_mean, list_some, shorten
 from luminosity.answering import Answer, Answerer, Question
-from luminosity.answering.default_models import default_embedder
 from luminosity.answering.retrieval import Retriever, SearchSettings
+from luminosity.answering.settings import default_embedder
 from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
 from luminosity.cli.common.output import ProgressLine, json_text
 from luminosity.errors import LuminosityError, OptionError, StoreError

@@ -12,7 +12,7 @@ from apache_beam.utils.timestamp import Timestamp
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import InvalidArgument, InvalidType, KafkaError
 from luminosity.io.kafka.record import KafkaRecord
-from luminosity.io.writing.json_encoder import json_lines
+from luminosity.io.writing.encoders import json_lines
 
 __all__ = ["Outgoing", "Part", "RecordParts"]
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from luminosity.io.formats import Format
-from luminosity.io.reading.arrow_reader import ArrowReader, arrow_schema
 from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.csv_dialect import CsvStyle
 from luminosity.io.reading.csv_reader import CsvReader
@@ -18,7 +17,7 @@ from luminosity.io.reading.csv_types import count_first_rows, csv_schema
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
 from luminosity.io.reading.open_file import open_text, readable
-from luminosity.io.reading.parquet_reader import ParquetReader, parquet_rows, parquet_schema
+from luminosity.io.reading.parquet_reader import ArrowReader, ParquetReader, arrow_schema, parquet_rows, parquet_schema
 from luminosity.io.reading.reader import Reader
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import Doubts, Report, Unreadable, head, raise_unreadable

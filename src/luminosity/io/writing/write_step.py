@@ -1,25 +1,145 @@
-"""The step that writes temporary files: one or more for each bundle and partition."""
+"""The step that writes the rows of a bundle to files, one at a time for each partition."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 from apache_beam.metrics import Metrics
 from apache_beam.utils.windowed_value import WindowedValue
+from pyarrow import compute
 
 from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import WrittenFile
-from luminosity.io.writing.open_files import OpenFiles
+from luminosity.io.writing.file_writer import FileWriter, WrittenFile
+from luminosity.io.writing.schema_checks import check_same, check_writable
 from luminosity.io.writing.write_errors import clear_errors
 
-__all__ = ["NAMESPACE", "WriteDoFn"]
+__all__ = ["NAMESPACE", "OpenFiles", "WriteDoFn"]
+pc: Any = compute  # It creates its functions on import, so type checkers see none.
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
+_MOST_FILES = 100  # open at once: well below the usual limit of open files
+_MOST_WAITING_BYTES = 256 << 20  # of rows in all open files that are not written yet: fits into any worker
+
+
+class OpenFiles:
+    """The files of a bundle. They are passed on to the last step together, or removed together."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._schema = destination.schema
+        self._is_checked = False
+        self._has_rows = False
+        self._files: OrderedDict[str, FileWriter] = OrderedDict()  # in the order of their last use
+        self._done: list[WrittenFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write the rows of a batch to the files of their partitions."""
+        self._check(batch.schema)
+        if batch.num_rows == 0:
+            return
+        self._has_rows = True
+        for partition, rows in partitioned(batch, self._destination.partition_by):
+            rest: pa.RecordBatch | None = rows
+            while rest is not None:
+                rest = self._add_to(partition, rest)
+        if self._destination.partition_by:
+            self._flush_largest()
+
+    def close(self) -> list[WrittenFile]:
+        """Finish and return all files. If there were batches without rows, an empty file keeps their schema."""
+        if self._is_checked and not self._has_rows and not self._destination.partition_by:
+            self._files[""] = FileWriter(self._destination, "", self._schema)
+        while self._files:
+            self._close(next(iter(self._files)))
+        return self._done
+
+    def abandon(self) -> None:
+        """Remove all files of this bundle, including complete ones."""
+        for file in self._files.values():
+            file.abandon()
+        self._files.clear()
+        for written in self._done:
+            written.remove()
+        self._done.clear()
+
+    def _check(self, schema: pa.Schema) -> None:
+        if self._schema is None:
+            self._schema = schema
+        if not self._is_checked:
+            check_writable(self._destination, schema)
+            self._is_checked = True
+        check_same(self._destination.path, self._schema, schema)
+
+    def _add_to(self, partition: str, rows: pa.RecordBatch) -> pa.RecordBatch | None:
+        file = self._files.get(partition)
+        if file is None:
+            if len(self._files) >= _MOST_FILES:
+                self._close(next(iter(self._files)))
+            file = self._files[partition] = FileWriter(self._destination, partition, rows.schema)
+        self._files.move_to_end(partition)
+        rest = file.add(rows)
+        if file.is_full:
+            self._close(partition)
+        return rest
+
+    def _close(self, partition: str) -> None:
+        # The file stays among the open ones until it is complete, so that abandon() finds it.
+        self._done.append(self._files[partition].close(self._schema))
+        del self._files[partition]
+
+    def _flush_largest(self) -> None:
+        waiting = sum(file.waiting_bytes for file in self._files.values())
+        while waiting > _MOST_WAITING_BYTES:
+            largest = max(self._files.values(), key=lambda file: file.waiting_bytes)
+            waiting -= largest.waiting_bytes
+            largest.flush()
+
+
+def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the folder and the rows of each combination of values; the rows lack the columns ``by``.
+
+    >>> batch = pa.record_batch({"lang": ["en", "de", "en"], "n": [1, 2, 3]})
+    >>> [(folder, rows.to_pydict()) for folder, rows in partitioned(batch, ["lang"])]
+    [('lang=en', {'n': [1, 3]}), ('lang=de', {'n': [2]})]
+    """
+    if not by:
+        yield "", batch
+        return
+    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    values: list[Any] = []
+    for name in by:
+        encoded = batch.column(name)
+        if not isinstance(encoded, pa.DictionaryArray):
+            encoded = pc.dictionary_encode(encoded)
+        # The last number stands for null.
+        numbers = pc.fill_null(encoded.indices.cast(pa.int64()), len(encoded.dictionary)).to_numpy()
+        _, codes = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
+        values.append((name, encoded.dictionary, numbers))
+    rest = batch.drop_columns(list(by))
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    for rows in np.split(order, starts[1:]) if len(order) else []:
+        # Copy the rows: a view would keep the whole batch in memory while they wait.
+        yield "/".join(_folder(name, texts, numbers[rows[0]]) for name, texts, numbers in values), rest.take(rows)
+
+
+def _folder(name: str, values: Any, number: int) -> str:
+    value = values[int(number)].as_py() if number < len(values) else None
+    return f"{_quoted(name)}={NULL_FOLDER if value is None else _quoted(value)}"
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as readers of such folders expect it, such as 2024-01-31 or 2024-01-31%2012%3A00%3A00."""
+    return quote(str(value).lower() if isinstance(value, bool) else str(value), safe="")
+
 
 NAMESPACE = "WriteTable"
 _MOST_WINDOWS = 20  # with open files at once: a bundle of old data may have rows of thousands of windows
