@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from luminosity.runs.devices import DeviceSampler, DeviceUse
+from luminosity.runs.sampling import DeviceSampler, DeviceUse
 
 
 class DriverError(Exception):

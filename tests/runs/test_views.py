@@ -38,10 +38,8 @@ from luminosity.events import (
 )
 from luminosity.runs.views import live
 from luminosity.runs.views.frame import frame
-from luminosity.runs.views.live import LiveView
-from luminosity.runs.views.plain import PlainView, line
-from luminosity.runs.views.summary import summary
-from luminosity.runs.views.terminal import Terminal, _Above
+from luminosity.runs.views.live import LiveView, Terminal, _Above
+from luminosity.runs.views.plain import PlainView, line, summary
 from tests.runners import IS_REFERENCE
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")

@@ -17,7 +17,7 @@ from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, S
 from luminosity.runs.manifest.manifest import load
 from luminosity.runs.records import Record, find
 from luminosity.runs.views import inference, kafka, words
-from luminosity.runs.views.summary import summary
+from luminosity.runs.views.plain import summary
 
 __all__ = ["add_to", "show"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import re
 import sys
@@ -13,24 +12,26 @@ from typing import Any
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
-    DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
-    PortableOptions,
 )
 
-from luminosity._shared.accelerators import parse_accelerator
 from luminosity._shared.flags import RUNNER_FLAGS
 from luminosity._shared.text import parse_size, printable, shorten
 from luminosity.core import machine_ram_bytes
-from luminosity.engine.ignored_options import WORKER_ACCELERATOR, warn_of_ignored
+from luminosity.engine.beam_options import (
+    borrowed_cpu_workers,
+    warn_of_ignored,
+    whole_number,
+    worker_accelerator,
+    worker_options,
+)
 from luminosity.errors import OptionError
 from luminosity.runner_options import LuminosityOptions
 from luminosity.runs.run_ids import run_to_store
 
 __all__ = ["EngineConfig", "check_ray_address", "job_name"]
 
-_CACHE_MB = 100  # for the side inputs and state that each worker keeps from bundle to bundle
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
 _STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
 _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
@@ -82,20 +83,20 @@ class EngineConfig:
     def of(cls, options: PipelineOptions) -> EngineConfig:
         """Check a pipeline's options. Raises :class:`OptionError` and warns about flags that have no effect here."""
         ours = options.view_as(LuminosityOptions)
-        cpu_workers = _whole_number("cpu_workers", ours.cpu_workers, minimum=1)
+        cpu_workers = whole_number("cpu_workers", ours.cpu_workers, minimum=1)
         if cpu_workers is None:
-            cpu_workers = _borrowed_cpu_workers(options)
+            cpu_workers = borrowed_cpu_workers(options)
         threads = options.view_as(DebugOptions).number_of_worker_harness_threads
         config = cls(
             cpu_workers=cpu_workers,
-            accelerators=_whole_number("accelerators", ours.accelerators, minimum=0),
+            accelerators=whole_number("accelerators", ours.accelerators, minimum=0),
             missing_resources=_choice("missing_resources", ours.missing_resources),
             when_busy=_choice("when_busy", ours.when_busy),
             progress=_choice("progress", ours.progress),
             worker_start=_choice("worker_start", ours.worker_start),
             memory_budget=_memory_budget(ours.memory_budget),
             spill_dir=_folder("spill_dir", ours.spill_dir),
-            threads_per_worker=_whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
+            threads_per_worker=whole_number("number_of_worker_harness_threads", threads, minimum=1) or 1,
             debug=ours.debug,
             element_timeout=_element_timeout(ours),
             save_failed=_new_file("save_failed", ours.save_failed),
@@ -103,9 +104,9 @@ class EngineConfig:
             manifest=_choice("manifest", ours.manifest),
             **_checkpoint(options),
             **_pools(ours),
-            worker_accelerator=_worker_accelerator(options),
+            worker_accelerator=worker_accelerator(options),
             ray_address=_ray_address(ours),
-            worker_options=_worker_options(options),
+            worker_options=worker_options(options),
             job_name=job_name(options),
         )
         warn_of_ignored(options, is_cluster=config.ray_address is not None)
@@ -124,18 +125,6 @@ def job_name(options: PipelineOptions) -> str:
         parser.add_argument("--job_name", nargs="?")
         given = parser.parse_known_args(sys.argv[1:])[0].job_name
     return shorten(printable(str(given or "")).strip(), _MOST_JOB)
-
-
-def _whole_number(name: str, value: Any, minimum: int) -> int | None:
-    if value is None:
-        return None
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = minimum - 1
-    if number < minimum:
-        raise OptionError(f"--{name}={value}: expected a whole number from {minimum}")
-    return number
 
 
 def _choice(name: str, value: Any) -> str:
@@ -319,63 +308,3 @@ def _new_file(name: str, value: str | None) -> str | None:
     if not os.access(os.path.dirname(path), os.W_OK):
         raise OptionError(f"--{name}={value}: expected a file in a writable folder")
     return path
-
-
-def _borrowed_cpu_workers(options: PipelineOptions) -> int | None:
-    """Return the number of workers that flags of other runners ask for."""
-    direct = options.view_as(DirectOptions).direct_num_workers
-    if direct and direct > 1:
-        return direct
-    given = options.view_as(PortableOptions).sdk_worker_parallelism  # a string if it comes from the command line
-    parallelism = _whole_number("sdk_worker_parallelism", given, minimum=0)
-    # 1 is that flag's default, which the user need not have asked for; 0 lets the runner decide.
-    return parallelism if parallelism and parallelism > 1 else None
-
-
-def _worker_accelerator(options: PipelineOptions) -> str:
-    """Return the accelerator that Dataflow's users ask for, written as a resource hint; empty if there is none."""
-    given = options.view_as(DebugOptions).experiments or []
-    given = [*given, *(options.view_as(GoogleCloudOptions).dataflow_service_options or [])]
-    found = [each.removeprefix(WORKER_ACCELERATOR) for each in given if each.startswith(WORKER_ACCELERATOR)]
-    if not found:
-        return ""
-    if parse_accelerator(found[-1]) is None:
-        raise OptionError(f"{WORKER_ACCELERATOR}{found[-1]}: expected a whole number as count")
-    return found[-1]
-
-
-def _worker_options(options: PipelineOptions) -> dict[str, Any]:
-    """Return the pipeline's options as code in workers sees them."""
-    given = options.get_all_options(drop_default=True, retain_unknown_options=True)
-    return {
-        # Workers log at this process's levels, and keep side inputs from bundle to bundle.
-        "default_sdk_harness_log_level": _level_name(logging.getLogger().getEffectiveLevel()),
-        "sdk_harness_log_level_overrides": _logger_levels(),
-        "max_cache_memory_usage_mb": _CACHE_MB,
-        # A value that JSON can't express would not be the same object in a worker anyway.
-        **{name: value for name, value in given.items() if _is_json(value)},
-    }
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _level_name(level: int) -> str:
-    """Return the name of ``level``, or of the next lower level that Beam knows."""
-    known = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
-    return logging.getLevelName(next((k for k in known if k <= level), logging.DEBUG))
-
-
-def _logger_levels() -> dict[str, str]:
-    """Return the levels that the user set for single loggers."""
-    loggers = logging.root.manager.loggerDict.items()
-    return {
-        name: _level_name(logger.level)
-        for name, logger in loggers
-        if isinstance(logger, logging.Logger) and logger.level and not name.startswith("apache_beam.runners.worker")
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,12 +29,12 @@ from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment
-from luminosity.engine.termination import Terminated, cancel_on_sigterm
+from luminosity.engine.termination import Ending, Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MachineInfo, MemoryUse, Subscriber
 from luminosity.runs.manifest.places import Effects
-from luminosity.runs.manifests import manifest_writer
+from luminosity.runs.manifest_writer import manifest_writer
 from luminosity.runs.recorder import recorder
 from luminosity.runs.requests import Action, RequestWatcher
 from luminosity.runs.sampling import Sampler
@@ -46,11 +45,9 @@ from luminosity.runs.views.notebook import kept_events
 if TYPE_CHECKING:
     from luminosity.engine.cluster.driver.session import Session
 
-__all__ = ["Ending", "FinishedRun", "Run", "cancel_all"]
+__all__ = ["FinishedRun", "Run", "cancel_all"]
 
 _LOGGER = logging.getLogger(__name__)
-
-_CHECK_EVERY_S = 1.0  # how late a waiting thread notices the end if Ctrl-C breaks the lock
 
 _ENDINGS: dict[str, Literal["done", "failed", "cancelled", "stopped", "drained"]] = {
     PipelineState.DONE: "done",
@@ -63,42 +60,6 @@ _ENDINGS: dict[str, Literal["done", "failed", "cancelled", "stopped", "drained"]
 # The runs that have not ended, to cancel them when the process ends. Not a WeakSet, which can't be copied in one step:
 # a run may end meanwhile.
 _active: set[Run] = set()
-
-
-class Ending:
-    """An event that is set once, like ``threading.Event``, but which Ctrl-C can't break.
-
-    If Ctrl-C arrives while a waiting thread holds the lock of a ``threading.Event``, the lock is never released, and
-    ``wait`` and ``set`` block forever. Here the lock can only be taken after the event was set.
-
-    >>> ending = Ending()
-    >>> ending.wait(0)
-    False
-    >>> ending.set()
-    >>> ending.wait(None)
-    True
-    """
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        """Wake all threads that wait. Call it once."""
-        self._is_set = True
-        self._lock.release()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Wait up to ``seconds``, or without a limit for None; return whether the event is set."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while not self._is_set:
-            left = _CHECK_EVERY_S if until is None else min(_CHECK_EVERY_S, until - time.monotonic())
-            if left <= 0:
-                return False
-            if self._lock.acquire(timeout=left):
-                self._lock.release()  # for the next thread; if Ctrl-C prevents it, that thread checks again soon
-        return True
 
 
 def cancel_all(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Lets SIGTERM end a script like Ctrl-C does: the runs are cancelled, and nothing is left behind."""
+"""The end of runs by signals: SIGTERM ends a script like Ctrl-C does, and neither can break the wait for an end."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Terminated", "cancel_on_sigterm"]
+__all__ = ["Ending", "Terminated", "cancel_on_sigterm"]
 
 _STANDARD_ERROR = 2  # its file descriptor
+_CHECK_EVERY_S = 1.0  # how late a waiting thread notices the end if Ctrl-C breaks the lock
 
 
 class Terminated(SystemExit):
@@ -45,3 +47,39 @@ def cancel_on_sigterm(cancel: Callable[[], str]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
+
+
+class Ending:
+    """An event that is set once, like ``threading.Event``, but which Ctrl-C can't break.
+
+    If Ctrl-C arrives while a waiting thread holds the lock of a ``threading.Event``, the lock is never released, and
+    ``wait`` and ``set`` block forever. Here the lock can only be taken after the event was set.
+
+    >>> ending = Ending()
+    >>> ending.wait(0)
+    False
+    >>> ending.set()
+    >>> ending.wait(None)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake all threads that wait. Call it once."""
+        self._is_set = True
+        self._lock.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait up to ``seconds``, or without a limit for None; return whether the event is set."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self._is_set:
+            left = _CHECK_EVERY_S if until is None else min(_CHECK_EVERY_S, until - time.monotonic())
+            if left <= 0:
+                return False
+            if self._lock.acquire(timeout=left):
+                self._lock.release()  # for the next thread; if Ctrl-C prevents it, that thread checks again soon
+        return True

@@ -10,18 +10,24 @@ from luminosity.events.events import (
     BundleRetried,
     BundleStalled,
     CheckpointDone,
+    DeviceInfo,
     Event,
     LogMessage,
+    MachineInfo,
     ModelLoaded,
+    ModelVersion,
+    NodeInfo,
+    PoolInfo,
+    Resources,
     RunEnded,
     RunStarted,
     Snapshot,
+    StageInfo,
     Subscriber,
     WorkerEnded,
     WorkerLost,
     WorkerStarted,
 )
-from luminosity.events.infos import DeviceInfo, MachineInfo, ModelVersion, NodeInfo, PoolInfo, Resources, StageInfo
 from luminosity.events.json_form import from_json, is_known, to_json
 from luminosity.events.views import (
     CheckpointView,

@@ -21,7 +21,7 @@ from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
 from luminosity.engine.data.world import Clock, WallClock
 from luminosity.engine.loop.metrics import BusyTime, RunMetrics
-from luminosity.engine.reporting.inference_progress import LoadedModels, inference_views
+from luminosity.engine.reporting.step_metrics import LoadedModels, inference_views
 from luminosity.events import (
     Event,
     InferenceView,
@@ -38,8 +38,7 @@ from luminosity.events import (
 )
 from luminosity.runs.views import inference
 from luminosity.runs.views.frame import frame
-from luminosity.runs.views.plain import line
-from luminosity.runs.views.summary import summary
+from luminosity.runs.views.plain import line, summary
 from tests.runners import IS_REFERENCE, finished, flags
 
 pytestmark = [

@@ -8,7 +8,7 @@ from apache_beam.metrics import monitoring_infos
 from apache_beam.metrics.cells import GaugeData
 
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.reporting.kafka_progress import KafkaProgress
+from luminosity.engine.reporting.step_metrics import KafkaProgress
 from luminosity.events import KafkaView, PartitionLag
 
 

@@ -12,7 +12,7 @@ from apache_beam.metrics import Metrics, monitoring_infos
 
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
-from luminosity.engine.reporting.user_metrics import user_metrics
+from luminosity.engine.reporting.step_metrics import user_metrics
 from luminosity.events import MetricView
 from tests.runners import IS_REFERENCE, run
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from luminosity.runs.manifest.contents import compare_tables, content_digest, read_files
-from luminosity.runs.manifest.digests import digest_files, files_of
+from luminosity.runs.manifest.files import digest_files, files_of
 from luminosity.runs.manifest.masking import mask_words
 from luminosity.runs.manifest.places import Place, seal
 

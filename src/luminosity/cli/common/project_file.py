@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from luminosity._shared.text import did_you_mean
 from luminosity.errors import PipelineFileError
-from luminosity.runs.manifest.digests import files_of
+from luminosity.runs.manifest.files import files_of
 
 if sys.version_info >= (3, 11):
     import tomllib

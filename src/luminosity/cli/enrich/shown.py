@@ -19,7 +19,7 @@ from luminosity.cli.common.exits import print_ignoring_closed_pipe
 from luminosity.core import InferenceMetrics
 from luminosity.events import Event, RunEnded, Snapshot
 from luminosity.runs.views import words
-from luminosity.runs.views.terminal import Terminal
+from luminosity.runs.views.live import Terminal
 
 if TYPE_CHECKING:
     from luminosity.io.reading.readers import RowCount

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.errors import OptionError
-from luminosity.runs.manifest.digests import files_of, is_local
+from luminosity.runs.manifest.files import files_of, is_local
 from luminosity.runs.manifest.masking import MASK
 
 __all__ = ["Redirected", "copy_inputs", "redirect", "with_secrets"]

@@ -13,8 +13,7 @@ from apache_beam.runners import pipeline_context
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.debugging import savefile
-from luminosity.engine.debugging.savefile import Manifest, Part
-from luminosity.engine.debugging.surroundings import Surroundings
+from luminosity.engine.debugging.savefile import Manifest, Part, Surroundings
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.plan.graph import Graph

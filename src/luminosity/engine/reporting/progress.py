@@ -13,8 +13,7 @@ from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.reporting.inference_progress import inference_views
-from luminosity.engine.reporting.kafka_progress import KafkaProgress
+from luminosity.engine.reporting.step_metrics import KafkaProgress, inference_views
 from luminosity.events import InferenceView, StreamView
 
 __all__ = ["Pace", "RecentRate", "StageProgress", "StreamProgress"]

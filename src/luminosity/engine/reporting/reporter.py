@@ -15,11 +15,10 @@ from luminosity._shared.text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.stall import Stall, headline
 from luminosity.engine.loop.workers import Worker
-from luminosity.engine.reporting.inference_progress import LoadedModels
 from luminosity.engine.reporting.log_messages import LogCapture, Logged, bounded_traceback
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.reporting.snapshots import Snapshots, stall_view
-from luminosity.engine.reporting.user_metrics import MOST_METRICS
+from luminosity.engine.reporting.step_metrics import MOST_METRICS, LoadedModels
 from luminosity.engine.workers.failure import Failure, describe_location
 from luminosity.errors import RunFailed, StepFailed
 from luminosity.events import (

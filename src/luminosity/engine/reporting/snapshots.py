@@ -15,9 +15,8 @@ from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
-from luminosity.engine.reporting.inference_progress import Views
 from luminosity.engine.reporting.progress import StageProgress, StreamProgress
-from luminosity.engine.reporting.user_metrics import user_metrics
+from luminosity.engine.reporting.step_metrics import Views, user_metrics
 from luminosity.engine.resources.hints import largest
 from luminosity.engine.workers.failure import describe_location
 from luminosity.events import (

@@ -9,7 +9,7 @@ from typing import Literal
 
 from luminosity._shared.text import format_bytes
 from luminosity.runs.manifest import surroundings
-from luminosity.runs.manifest.digests import digest_files
+from luminosity.runs.manifest.files import digest_files
 from luminosity.runs.manifest.manifest import Manifest
 from luminosity.runs.manifest.places import Place, Sealed, seal
 

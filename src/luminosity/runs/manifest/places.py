@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from luminosity.runs.manifest.digests import digest_files, files_of, is_local
-from luminosity.runs.manifest.lines import COLUMNAR, LINES, digest_lines, suffix_of
+from luminosity.runs.manifest.files import COLUMNAR, LINES, digest_files, digest_lines, files_of, is_local, suffix_of
 
 __all__ = ["Effects", "Kind", "Place", "Sealed", "base_of", "seal"]
 

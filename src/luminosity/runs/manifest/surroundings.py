@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from luminosity._shared.notebook import notebook_name
 from luminosity.core import OPENMP_VARIABLES, machine_ram_bytes, usable_cores
-from luminosity.runs.manifest.digests import digest_files
+from luminosity.runs.manifest.files import digest_files
 from luminosity.runs.manifest.masking import is_secret_name, mask_text, mask_words
 
 __all__ = ["Commit", "code", "command", "commit", "environment", "machine", "packages", "remember_command", "seeds"]

@@ -1,11 +1,19 @@
-"""The live view: progress on a terminal, redrawn in place; and the choice of a view."""
+"""The live view: progress on a terminal, redrawn in place, below what the program prints; and the choice of a view."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from luminosity._shared.notebook import kernel_shell
 from luminosity._shared.terminal import is_terminal
@@ -13,15 +21,141 @@ from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 from luminosity.runs.views import words
 from luminosity.runs.views.frame import frame
 from luminosity.runs.views.notebook import NotebookView
-from luminosity.runs.views.plain import PlainView
-from luminosity.runs.views.summary import summary
-from luminosity.runs.views.terminal import Terminal
+from luminosity.runs.views.plain import PlainView, summary
 
-__all__ = ["LiveView", "is_live", "view_for"]
+__all__ = ["LiveView", "Terminal", "is_live", "view_for"]
+
+_LONGEST_LINE = 1 << 16  # characters held back while a line has no end
+
+
+class _SteadyConsole(Console):
+    """Never hides the cursor: it would stay hidden if this process were killed."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+class Terminal:
+    """Shows a picture at the bottom of the terminal, and prints everything else above it."""
+
+    def __init__(self) -> None:
+        self._stderr = sys.stderr
+        self.console = _SteadyConsole(file=self._stderr, highlight=False)
+        self._live = Live(
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._lock = threading.RLock()  # one writer at a time, so that the picture's place is always known
+        self._proxies: list[_Above] = []
+
+    def take(self) -> None:
+        """Start the picture, and redirect the standard streams and log handlers that write to the terminal."""
+        for name in ("stdout", "stderr"):
+            stream: TextIO = getattr(sys, name)
+            if is_terminal(stream):
+                stream.flush()
+                proxy = _Above(stream, self)
+                self._proxies.append(proxy)
+                setattr(sys, name, proxy)
+                _swap_in_handlers(stream, proxy)
+        with self._lock:
+            # In the middle of a line, this moves to the next line; at the start of a line it leaves no trace.
+            self._stderr.write(" " * (self.console.width - 1) + "\r")
+            self._live.start()
+
+    def show(self, picture: RenderableType) -> None:
+        """Replace the picture."""
+        with self._lock:
+            self._live.update(picture, refresh=True)
+
+    def print_above(self, line: str) -> None:
+        """Print a line above the picture. Any thread may call it."""
+        with self._lock:
+            self.console.print(Text.from_ansi(line), soft_wrap=True)
+
+    def give_back(self) -> None:
+        """Remove the picture, and restore the standard streams and log handlers."""
+        try:
+            with self._lock:
+                self._live.stop()
+        finally:
+            for proxy in self._proxies:
+                for name in ("stdout", "stderr"):
+                    if getattr(sys, name) is proxy:
+                        setattr(sys, name, proxy.stream)
+                _swap_in_handlers(proxy, proxy.stream)
+        for proxy in self._proxies:
+            proxy.end()
+
+
+class _Above(io.TextIOBase):
+    """Replaces a stream of the terminal; passes on whole lines."""
+
+    def __init__(self, stream: TextIO, terminal: Terminal) -> None:
+        self.stream = stream
+        self._terminal: Terminal | None = terminal
+        self._process = os.getpid()
+        self._line = ""
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        if os.getpid() != self._process:  # a fork: the view, and a thread that may hold the lock, are the parent's
+            return self.stream.write(text)
+        with self._lock:
+            terminal = self._terminal
+            if terminal is None:  # the view has ended
+                return self.stream.write(text)
+            *lines, self._line = (self._line + text).split("\n")
+            if len(self._line) > _LONGEST_LINE:
+                lines.append(self._line)
+                self._line = ""
+            for line in lines:
+                terminal.print_above(line)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._terminal is None:
+            self.stream.flush()
+
+    def end(self) -> None:
+        """Pass everything on from now; code may still hold this object."""
+        with self._lock:
+            self._terminal = None
+            if self._line:
+                self.stream.write(f"{self._line}\n")
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def _swap_in_handlers(old: Any, new: Any) -> None:
+    """Let log handlers that write to ``old`` write to ``new``."""
+    for handler in _handlers():
+        if isinstance(handler, logging.StreamHandler) and handler.stream is old:
+            handler.setStream(new)
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    loggers = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
+    for logger in loggers:
+        if isinstance(logger, logging.Logger):
+            yield from logger.handlers
 
 
 _APPEARS_AFTER_S = 1.0  # a shorter run shows no view
-
 _terminal_taken = threading.Lock()
 
 

@@ -13,8 +13,7 @@ from rich.console import Console, Group, RenderableType
 from luminosity._shared.notebook import kernel_shell
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot
 from luminosity.runs.views.frame import frame
-from luminosity.runs.views.plain import line
-from luminosity.runs.views.summary import summary
+from luminosity.runs.views.plain import line, summary
 
 __all__ = ["KeptEvents", "NotebookView", "kept_events"]
 

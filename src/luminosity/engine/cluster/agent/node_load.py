@@ -8,7 +8,7 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luminosity.runs.devices import DeviceSampler
+from luminosity.runs.sampling import DeviceSampler
 
 __all__ = ["DeviceSample", "NodeLoad", "NodeSample"]
 

@@ -20,7 +20,7 @@ from luminosity.engine.cluster.driver import ray_nodes
 from luminosity.engine.cluster.shared_folder import ask_nodes
 from luminosity.engine.resources.nodes import Node
 from luminosity.errors import PathNotShared
-from luminosity.runs.manifest.digests import files_of
+from luminosity.runs.manifest.files import files_of
 from luminosity.runs.manifest.places import Effects, Place
 
 __all__ = ["SharedPaths"]

@@ -9,15 +9,26 @@ large file that keeps its size.
 from __future__ import annotations
 
 import glob
+import gzip
 import hashlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from luminosity._shared.file_digest import file_digest
 
-__all__ = ["FileDigest", "digest_files", "files_of", "is_local"]
-
+__all__ = [
+    "COLUMNAR",
+    "LINES",
+    "FileDigest",
+    "digest_files",
+    "digest_lines",
+    "files_of",
+    "header_and_lines",
+    "is_local",
+    "suffix_of",
+]
 _IN_FULL = 32 << 20  # bytes of a place that are read in full: about 50 ms
 _PIECE = 64 << 10  # bytes of each piece of a larger file
 _MOST_FILES = 10_000  # of a place; more are counted, but not read
@@ -88,3 +99,50 @@ def _sampled(path: str, size: int) -> str:
             file.seek(position)
             digest.update(file.read(_PIECE))
     return digest.hexdigest()
+
+
+LINES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+"""The names of text files end like this."""
+COLUMNAR = (".parquet", ".arrow", ".feather")
+"""The names of files with typed columns end like this."""
+_WITH_HEADER = (".csv", ".tsv")
+_SHARD = re.compile(r"-\d+-of-\d+$")
+_HASH_BYTES = 16  # of one line
+
+
+def suffix_of(path: str) -> str:
+    """Return the suffix that tells the format of a file.
+
+    >>> suffix_of("out/part-0.csv.gz"), suffix_of("out-00000-of-00001")
+    ('.csv', '.txt')
+    """
+    stem, suffix = os.path.splitext(path.lower())
+    if not suffix and _SHARD.search(path):
+        return ".txt"  # what Beam's WriteToText writes if it is given no suffix
+    return os.path.splitext(stem)[1] if suffix == ".gz" else suffix
+
+
+def header_and_lines(path: str) -> tuple[bytes | None, list[bytes]]:
+    """Read a text file; its header is None if the format has none."""
+    with gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb") as file:
+        lines = file.read().splitlines()
+    if suffix_of(path) not in _WITH_HEADER:
+        return None, lines
+    return (lines[0] if lines else b""), lines[1:]
+
+
+def digest_lines(files: Sequence[str]) -> tuple[int, str]:
+    """Return the number of rows of text files, and a digest that does not depend on their order."""
+    hashes = sorted(_hashes(files))
+    return len(hashes), f"lines:{hashlib.sha256(b''.join(hashes)).hexdigest()}"
+
+
+def _hashes(files: Iterable[str]) -> Iterator[bytes]:
+    for file in files:
+        header, lines = header_and_lines(file)
+        begin = hashlib.blake2b(digest_size=_HASH_BYTES)
+        begin.update(header + b"\n" if header is not None else b"")
+        for line in lines:
+            hashed = begin.copy()
+            hashed.update(line)
+            yield hashed.digest()
