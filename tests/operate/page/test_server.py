@@ -451,3 +451,17 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
         listener.listen()
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_the_page_learns_its_columns_from_the_fields_of_views(app: Any, live: Recorder) -> None:
+    columns = ask(app, f"/api/runs/{RUN}").json["numbers"]
+    assert columns["stages"][0].items() >= {"field": "elements", "title": "Elements", "unit": "count"}.items()
+    assert {each["field"] for each in columns["models"]} == {
+        "inferences",
+        "out_of_memory",
+        "batch_p50_ms",
+        "batch_p99_ms",
+    }
+    units = {each["unit"] for described in columns.values() for each in described}
+    table = (page_app.FOLDER / "table.js").read_text().partition("const UNITS = {")[2].partition("}")[0]
+    assert all(unit in table for unit in units)  # the page has words for each of them

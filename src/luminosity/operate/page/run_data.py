@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from luminosity.events import InferenceView, StageView
+from luminosity.events.numbers import numbers_of
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
 from luminosity.operate.page.replies import Packed, json_bytes
@@ -65,6 +67,12 @@ _LIVE_RUN_S = 0.5
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 Content = dict[str, Any]
 
+# The columns of the page's tables that show a number of a view as it is.
+_NUMBERS = {
+    name: [asdict(each) for each in numbers_of(view) if each.title]
+    for name, view in {"stages": StageView, "models": InferenceView}.items()
+}
+
 
 class Run:
     """One run, ready to be sent."""
@@ -74,7 +82,7 @@ class Run:
         self.number: int = content["number"]
         names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
         parts = {name: content[name] for name in names}
-        self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost}))
+        self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost, "numbers": _NUMBERS}))
 
 
 class RunFiles:

@@ -1,9 +1,24 @@
-"""The metrics that are exported: their names, kinds, labels and meanings."""
+"""The metrics that are exported: their names, kinds, labels and meanings.
+
+Most are numbers of views, which :mod:`luminosity.events.views` describes; the others are computed in the exporter.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from luminosity.events.numbers import numbers_of
+from luminosity.events.views import (
+    CheckpointView,
+    DeviceView,
+    InferenceView,
+    MemoryUse,
+    PoolView,
+    ProcessMemory,
+    StageView,
+    StreamView,
+)
 
 __all__ = ["CATALOG", "STATES", "Metric", "markdown_table", "series_names"]
 
@@ -50,6 +65,12 @@ def _counter(name: str, labels: tuple[str, ...], meaning: str) -> Metric:
     return Metric(f"luminosity_{name}", "counter", labels, meaning)
 
 
+def _numbers(view: type[Any], labels: tuple[str, ...]) -> tuple[Metric, ...]:
+    """Return the metrics of a view's numbers, which its fields describe."""
+    found = [each for each in numbers_of(view) if each.metric]
+    return tuple(Metric(f"luminosity_{each.metric}", each.kind, labels, each.meaning) for each in found)
+
+
 _METRICS = (
     _gauge("run_state", (*_RUN, "state"), "1 for the state of the newest run, 0 for all other states"),
     _gauge("running_runs", _RUN, "Runs of the pipeline that go on now"),
@@ -72,59 +93,33 @@ _METRICS = (
     _gauge("run_duration_seconds", _RUN, "How long the newest run has taken so far, or took"),
     _gauge("run_remaining_seconds", _RUN, "Estimated time to the end of the newest run, if it is known"),
     _gauge("run_cost", (*_RUN, "currency", "bound"), "The bill of the newest run so far: low, expected and high"),
-    _gauge("run_resident_bytes", _RUN, "Memory of the run's processes; pages that several share count once"),
-    _gauge("run_resident_peak_bytes", _RUN, "The largest memory of the run's processes so far"),
-    _gauge("run_data_bytes", _RUN, "Memory that holds data between stages"),
-    _gauge("run_data_limit_bytes", _RUN, "Memory for data between stages, beyond which data is spilled to disk"),
-    _counter("run_spilled_bytes", _RUN, "Data between stages that was written to disk"),
-    _counter("stage_elements", _STAGE, "Committed elements of the stage's largest collection"),
-    _counter("stage_bundles", _STAGE, "Committed bundles"),
-    _counter("stage_retries", _STAGE, "Failed attempts of bundles"),
-    _counter("stage_busy_seconds", _STAGE, "Time of workers in the stage's bundles"),
-    _counter("stage_cpu_seconds", _STAGE, "CPU time of workers in the stage's committed bundles, if it is known"),
-    _counter("stage_output_bytes", _STAGE, "Output of the stage, estimated from a sample, if it is known"),
-    _gauge("stage_queued_elements", _STAGE, "Elements that wait in the stage's input queues"),
-    _gauge("stage_queued_bytes", _STAGE, "Bytes that wait in the stage's input queues"),
-    _gauge("stage_running_bundles", _STAGE, "Bundles that run now"),
+    *_numbers(ProcessMemory, _RUN),
+    *_numbers(MemoryUse, _RUN),
+    *_numbers(StageView, _STAGE),
     _gauge("stage_held_back", _STAGE, "1 if the stage waits because its output is not read fast enough"),
-    _gauge("pool_workers", _POOL, "Workers that are up"),
+    *_numbers(PoolView, _POOL),
     _gauge("pool_workers_limit", _POOL, "Workers that the pool may have"),
-    _counter("pool_busy_seconds", _POOL, "Time in which workers of the pool had a bundle"),
     _gauge("pool_cost", (*_POOL, "currency"), "The part of the pool in the run's expected bill"),
     _gauge(
         "worker_peak_resident_bytes", _POOL, "The largest resident memory of one worker of the pool, if it is known"
     ),
     _gauge("worker_ram_bytes", _POOL, "The share of the machine's memory that one worker of the pool has"),
-    _gauge("device_busy_ratio", _DEVICE, "Part of the run's time in which the device's worker had a bundle"),
-    _gauge("device_utilization_ratio", _DEVICE, "Load of the device as its driver reports it"),
-    _gauge("device_memory_used_bytes", _DEVICE, "Memory of the device that is in use"),
-    _gauge("device_memory_peak_bytes", _DEVICE, "The largest memory of the device in use during the run"),
-    _gauge("device_memory_bytes", _DEVICE, "Memory that the device has"),
-    _counter("model_batches", _MODEL, "Batches that the model has computed"),
-    _counter("model_inferences", _MODEL, "Examples that the model has computed"),
-    _counter("model_loads", _MODEL, "How often workers have loaded the model, if it is known"),
-    _counter("model_load_seconds", _MODEL, "Time of workers that loaded the model"),
-    _counter("model_compute_seconds", _MODEL, "Time of batches in the model"),
-    _counter("model_out_of_memory", _MODEL, "Batches that did not fit into memory"),
-    _counter("model_cut_texts", _MODEL, "Texts that end because the model may not write more tokens"),
+    *_numbers(DeviceView, _DEVICE),
+    *_numbers(InferenceView, _MODEL),
     _counter("model_requests", _MODEL, "Requests to the model's server, also those that were sent again"),
     _counter("model_retries", _MODEL, "Requests that were sent again to the model's server"),
     _counter("model_throttled", _MODEL, "Responses of the model's server that ask to send less: 429 and the like"),
     _counter("model_retry_wait_seconds", _MODEL, "Time that requests waited before they were sent again"),
     _gauge("model_padding_ratio", _MODEL, "Part of the computed cost that is padding"),
-    _gauge("model_batch_p50_seconds", _MODEL, "Median time of a batch from its start to its result"),
-    _gauge("model_batch_p99_seconds", _MODEL, "The time within which 99% of batches had their result"),
     _gauge("watermark_lag_seconds", _STREAM, "How far the stage's watermark is behind the clock"),
-    _gauge("stream_backlog", _STREAM, "Work that waits at the stage's source, in the source's unit: bytes or records"),
-    _counter("stream_late_elements", _STREAM, "Elements that came later than allowed and were dropped"),
+    *_numbers(StreamView, _STREAM),
     _gauge("kafka_lag_records", _STEP, "Records between the reader and the end of its partitions"),
     _counter("kafka_records", (*_STEP, "direction"), "Records that were read or written"),
     _counter("kafka_dead_letters", (*_STEP, "direction"), "Records that can't be read, or that Kafka does not take"),
     _counter("kafka_lost_records", _STEP, "Records that Kafka removed before they were read"),
-    _counter("checkpoints", _RUN, "Checkpoints since the run's last start"),
+    *_numbers(CheckpointView, _RUN),
     _gauge("checkpoint_last_timestamp_seconds", _RUN, "When the last checkpoint was complete"),
     _gauge("checkpoint_duration_seconds", _RUN, "How long the last checkpoint took"),
-    _gauge("checkpoint_folder_bytes", _RUN, "Disk space of the checkpoint folder"),
     _counter("user_counted", _USER, "A counter of your own code"),
     _gauge("user_value", _USER, "A gauge of your own code"),
     Metric("luminosity_user_distribution", "summary", _USER, "A distribution of your own code"),

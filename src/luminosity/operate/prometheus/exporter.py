@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
 from luminosity.drift.history import DriftHistory, PastTest
 from luminosity.errors import DriftError
 from luminosity.events import InferenceView, KafkaView, MetricView, Snapshot, StageInfo, StageView, WorkerEnded
+from luminosity.events.numbers import numbers_of
 from luminosity.extras import require
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet, load_prices
@@ -82,7 +83,8 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
     yield _sample("run_last_update_timestamp_seconds", pipeline, started_at + last.seconds)
     yield _sample("run_duration_seconds", pipeline, last.seconds)
     yield from _known("run_remaining_seconds", pipeline, last.seconds_left)
-    yield from _memory(pipeline, last)
+    yield from _numbers(last.processes, pipeline)
+    yield from _numbers(last.memory, pipeline)
     yield from _cost(pipeline, bill_of(record, prices))
     infos = {info.id: info for info in record.started.stages}
     # Since the last snapshot, a watermark has fallen behind further, even if the run does not say so any more.
@@ -92,18 +94,12 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
             yield from _stage(pipeline, info, view, age)
     yield from _pools(pipeline, record, last)
     for device in last.devices:
-        labels = (*pipeline, device.id)
-        yield _sample("device_busy_ratio", labels, device.busy_fraction)
-        yield from _known("device_utilization_ratio", labels, device.utilization)
-        yield from _known("device_memory_used_bytes", labels, device.memory_used)
-        yield from _known("device_memory_peak_bytes", labels, device.peak_memory)
-        yield from _known("device_memory_bytes", labels, device.memory_total)
+        yield from _numbers(device, (*pipeline, device.id))
     if (checkpoint := last.checkpoint) is not None:
-        yield _sample("checkpoints", pipeline, checkpoint.count)
+        yield from _numbers(checkpoint, pipeline)
         if checkpoint.last_at is not None:
             yield _sample("checkpoint_last_timestamp_seconds", pipeline, started_at + checkpoint.last_at)
             yield _sample("checkpoint_duration_seconds", pipeline, checkpoint.last_seconds)
-        yield from _positive("checkpoint_folder_bytes", pipeline, checkpoint.folder_bytes)
     for view in _of_user(record)[:MOST_OF_USER]:
         yield from _user(pipeline, view)
 
@@ -140,14 +136,6 @@ def _stalls(labels: tuple[str, ...], record: Record) -> Iterator[Sample]:
             yield from _positive("run_stalled_seconds", (*labels, info.label), view.stalled_seconds)
 
 
-def _memory(pipeline: Pipeline, last: Snapshot) -> Iterator[Sample]:
-    yield from _positive("run_resident_bytes", pipeline, last.processes.used)
-    yield from _positive("run_resident_peak_bytes", pipeline, last.processes.peak)
-    yield _sample("run_data_bytes", pipeline, last.memory.used)
-    yield from _positive("run_data_limit_bytes", pipeline, last.memory.limit)
-    yield _sample("run_spilled_bytes", pipeline, last.memory.spilled)
-
-
 def _cost(pipeline: Pipeline, bill: Bill) -> Iterator[Sample]:
     for bound, cost in (("low", bill.low), ("expected", bill.total), ("high", bill.high)):
         yield from _known("run_cost", (*pipeline, bill.currency, bound), cost)
@@ -157,15 +145,7 @@ def _cost(pipeline: Pipeline, bill: Bill) -> Iterator[Sample]:
 
 def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> Iterator[Sample]:
     labels = (*pipeline, info.label, info.pool)
-    yield _sample("stage_elements", labels, view.elements)
-    yield _sample("stage_bundles", labels, view.bundles)
-    yield _sample("stage_retries", labels, view.retries)
-    yield _sample("stage_busy_seconds", labels, view.busy_seconds)
-    yield from _positive("stage_cpu_seconds", labels, view.cpu_seconds)
-    yield from _positive("stage_output_bytes", labels, view.output_bytes)
-    yield _sample("stage_queued_elements", labels, view.queued)
-    yield _sample("stage_queued_bytes", labels, view.queued_bytes)
-    yield _sample("stage_running_bundles", labels, view.running)
+    yield from _numbers(view, labels)
     yield _sample("stage_held_back", labels, view.status == "held back")
     for model in view.inference:
         yield from _model((*pipeline, info.label, model.step), model)
@@ -175,18 +155,11 @@ def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> 
         of_stream = (*pipeline, info.label)
         if stream.behind_seconds is not None:
             yield _sample("watermark_lag_seconds", of_stream, stream.behind_seconds + age)
-        yield from _known("stream_backlog", of_stream, stream.backlog)
-        yield _sample("stream_late_elements", of_stream, stream.dropped_late)
+        yield from _numbers(stream, of_stream)
 
 
 def _model(labels: tuple[str, ...], model: InferenceView) -> Iterator[Sample]:
-    yield _sample("model_batches", labels, model.batches)
-    yield _sample("model_inferences", labels, model.inferences)
-    yield from _positive("model_loads", labels, model.loads)
-    yield from _positive("model_load_seconds", labels, model.load_seconds)
-    yield _sample("model_compute_seconds", labels, model.compute_seconds)
-    yield _sample("model_out_of_memory", labels, model.out_of_memory)
-    yield from _positive("model_cut_texts", labels, model.cut_texts)
+    yield from _numbers(model, labels)
     if model.requests:
         yield _sample("model_requests", labels, model.requests)
         yield _sample("model_retries", labels, model.retries)
@@ -194,9 +167,6 @@ def _model(labels: tuple[str, ...], model: InferenceView) -> Iterator[Sample]:
         yield _sample("model_retry_wait_seconds", labels, model.retry_wait_seconds)
     if model.padded_cost:
         yield _sample("model_padding_ratio", labels, max(0.0, 1 - model.useful_cost / model.padded_cost))
-    for name, milliseconds in (("p50", model.batch_p50_ms), ("p99", model.batch_p99_ms)):
-        if milliseconds is not None:
-            yield _sample(f"model_batch_{name}_seconds", labels, milliseconds / 1000)
 
 
 def _kafka(pipeline: Pipeline, step: KafkaView) -> Iterator[Sample]:
@@ -220,8 +190,7 @@ def _pools(pipeline: Pipeline, record: Record, last: Snapshot) -> Iterator[Sampl
         yield from _positive("worker_ram_bytes", labels, pool.ram_per_worker)
         yield from _positive("worker_peak_resident_bytes", labels, peaks.get(pool.name, 0))
     for view in last.pools:
-        yield _sample("pool_workers", (*pipeline, view.name), view.workers)
-        yield _sample("pool_busy_seconds", (*pipeline, view.name), view.busy_seconds)
+        yield from _numbers(view, (*pipeline, view.name))
 
 
 def _of_user(record: Record) -> list[MetricView]:
@@ -257,6 +226,14 @@ def _label(text: str) -> str:
     if len(clean) <= _LONGEST_LABEL:
         return clean
     return f"{clean[:_LABEL_BEFORE_DIGEST]}…{hashlib.sha256(clean.encode()).hexdigest()[:8]}"
+
+
+def _numbers(view: Any, labels: tuple[str, ...]) -> Iterator[Sample]:
+    """Yield the numbers of a view whose fields name a metric, in base units."""
+    for each in numbers_of(type(view)):
+        value = getattr(view, each.field) if each.metric else None
+        if value is not None and (value or each.exports_zero):
+            yield _sample(each.metric, labels, value / 1000 if each.unit == "milliseconds" else value)
 
 
 def _known(name: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:

@@ -1,7 +1,7 @@
 // The steps that run models: what is loaded, how full batches are, and how long they take.
 
 import { h, replaceAll, s, section, setAttributes, setText } from "./dom.js";
-import { Table } from "./table.js";
+import { numberColumns, Table } from "./table.js";
 import { bytes, count, duration, percent } from "./words.js";
 
 const OLD = "the step does not count it, or the record is of an older version";
@@ -53,10 +53,9 @@ function troubleOf(view) {
   return said.join(" ");
 }
 
-const latency = (ms) => (ms === null || ms === undefined ? "–" : duration(ms / 1000));
-
 /** Return the section; absent if no step runs a model. */
-export function modelsSection() {
+export function modelsSection(run) {
+  const [inferences, ...others] = numberColumns(run.numbers.models, (row) => row.view);
   const table = new Table({
     label: "Models",
     keyOf: (row) => row.step,
@@ -66,14 +65,12 @@ export function modelsSection() {
       { key: "resident", title: "Loaded", hint: "Copies, and where they are", isText: true, class: "nowrap", value: (row) => row.copies, text: (row) => (row.copies ? `${row.copies} on ${row.places.join(", ") || "workers"}` : "–"), why_: "the reports of loads do not say where" },
       { key: "size", title: "Size", value: (row) => row.size, text: (row) => bytes(row.size), why_: OLD },
       { key: "loads", title: "Loads", hint: "How often a model was loaded, and the time for one", value: (row) => row.view.loads || null, text: (row) => (row.view.loads ? `${row.view.loads} × ${duration(row.view.load_seconds / row.view.loads)}` : "–"), why_: OLD },
-      { key: "inferences", title: "Inferences", value: (row) => row.view.inferences, text: (row) => count(row.view.inferences ?? 0) },
+      inferences,
       { key: "batch", title: "Batch", hint: "Examples in a batch, on average", value: (row) => row.meanBatch, text: (row) => (row.meanBatch ? row.meanBatch.toFixed(row.meanBatch < 10 ? 1 : 0) : "–"), why_: "no batch yet" },
       { key: "full", title: "Full", hint: "Padded cost of batches, as a share of the most allowed", value: (row) => row.full, text: (row) => percent(row.full), why_: OLD },
       { key: "padding", title: "Padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: OLD },
       { key: "computes", title: "Computes", hint: "Share of the workers' time in which the model computes, or has requests in flight if it is on a server", value: (row) => row.computes, text: (row) => percent(row.computes), why_: OLD },
-      { key: "p50", title: "p50", hint: "Half of the batches take at most this long", value: (row) => row.view.batch_p50_ms, text: (row) => latency(row.view.batch_p50_ms), why_: OLD },
-      { key: "p99", title: "p99", hint: "99 of 100 batches take at most this long", value: (row) => row.view.batch_p99_ms, text: (row) => latency(row.view.batch_p99_ms), why_: OLD },
-      { key: "memory", title: "Too large", hint: "How often a batch did not fit into memory", value: (row) => row.view.out_of_memory ?? 0, text: (row) => count(row.view.out_of_memory ?? 0) },
+      ...others,
       { key: "retries", title: "Retries", hint: "Requests that were sent again to the model's server", value: (row) => (row.view.requests ? row.view.retries ?? 0 : null), text: (row) => (row.view.requests ? count(row.view.retries ?? 0) : "–"), why_: "the model is not on a server" },
     ],
   });

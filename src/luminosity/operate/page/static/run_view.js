@@ -32,9 +32,9 @@ export function runView(view, id) {
   const clock = setInterval(() => run?.isLive && request(), CLOCK_MS); // the time goes on between two events
 
   function build() {
-    const steps = stepsSection();
+    const steps = stepsSection(run);
     const [header, graph, failures] = [new RunHeader(), graphSection(run, { onChoose: (stage) => steps.show(stage) }), failuresSection()];
-    sections = { header, graph, steps, stream: streamSection(), timeline: timelineSection(), models: modelsSection(), counters: countersSection(), failures, logs: logsSection(), workers: workersSection() };
+    sections = { header, graph, steps, stream: streamSection(), timeline: timelineSection(), models: modelsSection(run), counters: countersSection(), failures, logs: logsSection(), workers: workersSection() };
     replaceAll(view, ...Object.values(sections).map((section) => section.element));
   }
 

@@ -4,10 +4,8 @@ import { bottleneck } from "./bottleneck.js";
 import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
 import { isStepOf } from "./run_state.js";
 import { glyph, stageKind, stageWords, stalledOf } from "./status.js";
-import { Table } from "./table.js";
+import { numberColumns, Table } from "./table.js";
 import { bytes, count, counted, duration, percent, rate } from "./words.js";
-
-const OLD = "this run's record does not have it";
 
 /** Return the share of a stage's model work that was padding, or null. */
 export function paddingOf(view) {
@@ -22,21 +20,17 @@ function failuresOf(run, info, view) {
 }
 
 /** Return the section. `show(stageId)` opens the row of a stage. */
-export function stepsSection() {
-  let run = null;
-  const numbers = (field, text, why = OLD) => ({ value: (row) => row.view[field] || null, text: (row) => (row.view[field] ? text(row.view[field]) : "–"), why_: why });
+export function stepsSection(run) {
+  const [elements, ...others] = numberColumns(run.numbers.stages, (row) => row.view);
   const table = new Table({
     label: "Steps",
     keyOf: (row) => row.info.id,
     columns: [
       { key: "label", title: "Step", isText: true, value: (row) => row.info.label, cell: nameCell },
       { key: "status", title: "Status", isText: true, class: "status", value: (row) => row.words, cell: statusCell },
-      { key: "elements", title: "Elements", hint: "Committed elements of the largest collection", value: (row) => row.view.elements ?? 0, text: (row) => count(row.view.elements ?? 0) },
+      elements,
       { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: (row) => row.rate, text: (row) => (row.rate || stalledOf(row.view) ? rate(row.rate) : "–"), why_: "no elements recently" },
-      { key: "queued", title: "Queue", hint: "Elements that wait in front of the step", value: (row) => row.view.queued ?? 0, text: (row) => count(row.view.queued ?? 0) },
-      { key: "busy", title: "Time", hint: "Time of workers in this step", ...numbers("busy_seconds", duration, "no work was done") },
-      { key: "cpu", title: "CPU", hint: "CPU seconds of workers in this step, all threads", ...numbers("cpu_seconds", duration) },
-      { key: "memory", title: "Memory", hint: "The most memory of a worker after one of its bundles", ...numbers("peak_resident", bytes) },
+      ...others,
       { key: "padding", title: "Padding", hint: "Share of a model's work that was padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: "the step runs no model that counts its padding" },
       { key: "failures", title: "Failures", hint: "Failed attempts of bundles", value: (row) => row.failures, text: (row) => count(row.failures) },
     ],

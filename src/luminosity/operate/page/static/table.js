@@ -1,6 +1,22 @@
 // Tables that keep their rows while their values change, and that readers can sort.
 
 import { h, keyed, setAttributes, setText } from "./dom.js";
+import { bytes, count, duration, percent } from "./words.js";
+
+const UNITS = { count, bytes, seconds: duration, milliseconds: (value) => duration(value / 1000), share: percent };
+
+/** Return the columns of the numbers that the server describes (events/numbers.py); `viewOf(row)` has their fields. */
+export function numberColumns(numbers, viewOf) {
+  return numbers.map(({ field, title, meaning, unit, dash }) => {
+    const valueOf = (row) => viewOf(row)[field] ?? (dash ? null : 0);
+    const isKnown = (value) => value !== null && !(dash && value === 0);
+    return {
+      key: field, title, hint: meaning, why_: dash,
+      value: (row) => (isKnown(valueOf(row)) ? valueOf(row) : null),
+      text: (row) => (isKnown(valueOf(row)) ? UNITS[unit](valueOf(row)) : "–"),
+    };
+  });
+}
 
 /**
  * A table. A column is {key, title, hint, isText, value(row), text(row), cell(row, td), why(row)}:
