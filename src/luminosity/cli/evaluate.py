@@ -20,7 +20,7 @@ from luminosity.cli.common.table_options import TableReader, add_table_options, 
 from luminosity.errors import LuminosityError, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
-    from luminosity.evaluation.result import Evaluation
+    from luminosity.evaluation.evaluation import Evaluation
     from luminosity.evaluation.settings import Settings
     from luminosity.io.read_table import ReadTable
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd import mmd2, mmd_test
     from luminosity.drift.mmd_result import KernelResult, MMDTestResult
-    from luminosity.drift.online.autocorrelation import AutocorrelationWarning
     from luminosity.drift.online.detect_drift import DetectDrift
     from luminosity.drift.online.detector import OnlineDetector, OnlineMMD
     from luminosity.drift.online.streams import DriftAlert
+    from luminosity.drift.online.windowed_statistic import AutocorrelationWarning
     from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
@@ -105,7 +105,7 @@ _NAMES_BY_MODULE = {
     "history": ["DriftHistory", "PastTest"],
     "kernels": ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
     "mmd": ["mmd2", "mmd_test"],
-    "online.autocorrelation": ["AutocorrelationWarning"],
+    "online.windowed_statistic": ["AutocorrelationWarning"],
     "online.detect_drift": ["DetectDrift"],
     "online.detector": ["OnlineDetector", "OnlineMMD"],
     "online.streams": ["DriftAlert"],

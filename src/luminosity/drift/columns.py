@@ -26,7 +26,7 @@ from apache_beam.pvalue import AsDict, AsSingleton
 from luminosity._shared.text import list_some
 from luminosity.drift.contract import Comparison, DriftTest
 from luminosity.drift.result import Details, DriftResult, Progress
-from luminosity.drift.transforms.files import ReadFiles
+from luminosity.drift.transforms.reference_source import ReadFiles
 from luminosity.errors import DriftError
 from luminosity.evaluation.columns import codes_of, column_of, plain_value, row_as_dict
 from luminosity.evaluation.description.changes import column_parts
@@ -37,7 +37,7 @@ from luminosity.evaluation.description.describe_table import (
     describe_states,
     state_of,
 )
-from luminosity.evaluation.report.description_page import column_section
+from luminosity.evaluation.description.result import column_section
 from luminosity.report_page.document import section, table
 from luminosity.report_page.markup import MISSING, Markup, plain
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from luminosity.evaluation.description.describe_table import Describe, describe
     from luminosity.evaluation.description.result import ColumnChange, ColumnDescription, Description, Histogram
     from luminosity.evaluation.evaluate_table import Evaluate, evaluate
-    from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Evaluation, Metric
+    from luminosity.evaluation.evaluation import Evaluation
+    from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Metric
 
 __all__ = [
     "CalibrationBin",
@@ -34,7 +35,8 @@ _NAMES_BY_MODULE = {
     "description.describe_table": ["Describe", "describe"],
     "description.result": ["ColumnChange", "ColumnDescription", "Description", "Histogram"],
     "evaluate_table": ["Evaluate", "evaluate"],
-    "result": ["CalibrationBin", "ClassMetrics", "Confusion", "Evaluation", "Metric"],
+    "evaluation": ["Evaluation"],
+    "result": ["CalibrationBin", "ClassMetrics", "Confusion", "Metric"],
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

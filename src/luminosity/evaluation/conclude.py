@@ -13,6 +13,7 @@ from luminosity._shared.text import list_some
 from luminosity.errors import EvaluationError, Fix
 from luminosity.evaluation.bootstrap import Resampler, interval_of, quantile_interval, wilson
 from luminosity.evaluation.distinct_rows import DistinctRows
+from luminosity.evaluation.evaluation import Evaluation
 from luminosity.evaluation.metrics import (
     PER_CLASS,
     calibration_bins,
@@ -27,7 +28,7 @@ from luminosity.evaluation.metrics import (
     score_metrics,
 )
 from luminosity.evaluation.ranking import query_names
-from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Curve, Evaluation, Metric
+from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Curve, Metric
 from luminosity.evaluation.settings import Settings
 from luminosity.evaluation.state import WHOLE, EvaluationState, split_groups
 

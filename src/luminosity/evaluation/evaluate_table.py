@@ -14,7 +14,8 @@ from apache_beam.transforms.window import GlobalWindows
 from luminosity.errors import EvaluationError
 from luminosity.evaluation.columns import batch_of_rows, codes_of, column_of, roots_of
 from luminosity.evaluation.conclude import conclude
-from luminosity.evaluation.result import Evaluation, Task
+from luminosity.evaluation.evaluation import Evaluation
+from luminosity.evaluation.result import Task
 from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_slices
 from luminosity.evaluation.state import EvaluationState
 

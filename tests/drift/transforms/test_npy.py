@@ -11,7 +11,7 @@ import pytest
 
 from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.sources import open_source, read_sample
-from luminosity.drift.transforms.files import npy_rows
+from luminosity.drift.transforms.reference_source import npy_rows
 from luminosity.errors import DriftError
 
 _ROWS = np.random.default_rng(0).normal(size=(1000, 3))

@@ -1,1 +1,0 @@
-"""Evaluations and descriptions of tables as HTML pages without scripts."""
