@@ -19,7 +19,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
+from luminosity.engine.workers.sdk.bundle_report import BundleMeter
 
 _SECONDS = 20.0
 _ELEMENT_S = 0.005

@@ -93,7 +93,7 @@ def _introduce(manifest: Manifest) -> None:
 
 
 def _show(outputs: list[Output]) -> None:
-    from luminosity.engine.workers.elements import describe_element
+    from luminosity.engine.workers.failure import describe_element
 
     print("It runs through.")
     for output in outputs:

@@ -42,7 +42,7 @@ from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import load_ahead, main_classes
-from luminosity.engine.workers.debug import DebugWorkers
+from luminosity.engine.workers.in_process import DebugWorkers
 from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
 
 if TYPE_CHECKING:

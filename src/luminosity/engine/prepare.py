@@ -18,10 +18,9 @@ from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.resources.claims import Claim
-from luminosity.engine.resources.fitting import with_chosen_hints, with_uniform_hints
+from luminosity.engine.resources.fitting import give_devices, warn_of_unused, with_chosen_hints, with_uniform_hints
 from luminosity.engine.resources.hints import Needs, python_environment
 from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.model_devices import give_devices, warn_of_unused
 from luminosity.engine.resources.pools import Assignment, assign, assign_to_this_process
 from luminosity.engine.resources.python_environments import PythonEnvironment, check_environments
 from luminosity.errors import OptionError

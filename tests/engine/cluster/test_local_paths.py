@@ -10,7 +10,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.io.localfilesystem import LocalFileSystem
 
 from luminosity.engine.cluster.worker import local_paths
-from luminosity.engine.cluster.worker.node_worker import LocalPaths
+from luminosity.engine.cluster.worker.local_paths import LocalPaths
 from luminosity.errors import PathNotShared
 
 _GUARDED = ("create", "mkdirs", "copy", "rename", "open", "size", "metadata", "last_updated", "checksum", "match")

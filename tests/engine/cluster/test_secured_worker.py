@@ -19,7 +19,8 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.cluster.security import RunSecurity
-from luminosity.engine.cluster.worker.node_worker import LocalPaths, NodeWorker
+from luminosity.engine.cluster.worker.local_paths import LocalPaths
+from luminosity.engine.cluster.worker.node_worker import NodeWorker
 from luminosity.engine.data import wire
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks

@@ -9,7 +9,8 @@ import pytest
 from cryptography import x509
 
 from luminosity.engine.cluster.security import RunSecurity, WorkerAccess
-from luminosity.engine.cluster.worker.node_worker import LocalPaths, NodeWorker
+from luminosity.engine.cluster.worker.local_paths import LocalPaths
+from luminosity.engine.cluster.worker.node_worker import NodeWorker
 
 
 def test_each_run_has_its_own_certificate_and_each_worker_its_own_token() -> None:

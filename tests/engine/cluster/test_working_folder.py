@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
-from luminosity.engine.cluster import shipping, working_folder
-from luminosity.engine.cluster.working_folder import choose
+from luminosity.engine.cluster import shipping
+from luminosity.engine.cluster.shipping import choose
 from luminosity.inference.files.local import local_copy
 
 
@@ -49,7 +49,7 @@ def test_a_folder_named_build_is_sent_if_it_is_no_output(tmp_path: Path) -> None
 
 
 def test_large_files_and_linked_folders_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working_folder, "_LARGEST_FILE", 1000)
+    monkeypatch.setattr(shipping, "_LARGEST_FILE", 1000)
     (project / "data.csv").write_bytes(b"x" * 1001)
     (project / "shared").symlink_to(project.parent)
     choice = choose(str(project))
@@ -62,7 +62,7 @@ def test_large_files_and_linked_folders_are_named(project: Path, monkeypatch: py
 def test_of_a_folder_that_is_too_large_only_imported_modules_are_sent(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working_folder, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(shipping, "_MOST_BYTES", 1000)
     (project / "data.csv").write_bytes(b"x" * 1001)
     importlib.import_module("shipped_helper")
     try:

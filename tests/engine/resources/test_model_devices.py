@@ -23,8 +23,8 @@ from luminosity import Column, Enrich, Handler, JaxModelHandler, RunInference, S
 from luminosity._shared.accelerators import accelerators_of
 from luminosity.core import WorkerShare
 from luminosity.engine.options import EngineConfig
+from luminosity.engine.resources.fitting import give_devices
 from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.model_devices import give_devices
 from luminosity.errors import OptionError
 from tests.plans import break_between, explained, stage_with
 from tests.runners import IS_REFERENCE, collect, new_pipeline

@@ -9,7 +9,7 @@ import pytest
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
-from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
+from luminosity.engine.workers.sdk.bundle_report import BundleMeter
 
 _BURNT_S = 0.05
 _MB = 1 << 20

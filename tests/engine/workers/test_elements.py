@@ -12,8 +12,7 @@ from apache_beam.coders import coder_impl
 from apache_beam.io import ReadFromText
 from apache_beam.io.restriction_trackers import OffsetRange
 
-from luminosity.engine.workers.elements import describe_element, describe_input
-from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.failure import Failure, describe_element, describe_input
 from luminosity.inference.enrich.table_steps import TableBlock
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.io.formats import Format

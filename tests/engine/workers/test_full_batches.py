@@ -8,7 +8,7 @@ import pytest
 from apache_beam.transforms import util
 from apache_beam.transforms.window import IntervalWindow
 
-from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
+from luminosity.engine.workers.harness import emit_full_batches_at_once
 
 _GlobalBatching: Any = util._GlobalWindowsBatchingDoFn  # pyright: ignore[reportPrivateUsage]
 _WindowedBatching: Any = util._WindowAwareBatchingDoFn  # pyright: ignore[reportPrivateUsage]

@@ -34,6 +34,27 @@ _CLOCK_SKEW = datetime.timedelta(days=1)  # a node's clock may be behind that of
 # end would protect nothing.
 _VALIDITY = datetime.timedelta(days=3650)
 
+# The machine of the runner may vanish without a word. A worker asks for a sign of life after so much silence, and its
+# streams break if none comes: its harness then ends, after 40 s at most. That is longer than the server takes to find a
+# frozen worker, so a runner that was frozen for a moment keeps its workers.
+_SILENCE_MS = 20_000
+_ANSWER_MS = 20_000
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", _SILENCE_MS),
+    ("grpc.keepalive_timeout_ms", _ANSWER_MS),
+    ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # gRPC waits for the longer one of the two, and this is a minute
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+    # A proxy of the environment is for the internet; nodes of a cluster reach each other.
+    ("grpc.enable_http_proxy", 0),
+    # gRPC would send messages of a broken stream again, which the runner may have received already.
+    ("grpc.enable_retries", 0),
+]
+_stock_channel: Callable[..., grpc.Channel] = GRPCChannelFactory.insecure_channel
+
 
 @dataclass(frozen=True)
 class WorkerAccess:
@@ -161,29 +182,6 @@ def _fenced(connection: Connection, serve: Callable[..., Iterator[Any]]) -> Call
         return serve(connection.while_open(requests), context)
 
     return serve_fenced
-
-
-# The machine of the runner may vanish without a word. A worker asks for a sign of life after so much silence, and its
-# streams break if none comes: its harness then ends, after 40 s at most. That is longer than the server takes to find a
-# frozen worker, so a runner that was frozen for a moment keeps its workers.
-_SILENCE_MS = 20_000
-_ANSWER_MS = 20_000
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", _SILENCE_MS),
-    ("grpc.keepalive_timeout_ms", _ANSWER_MS),
-    ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # gRPC waits for the longer one of the two, and this is a minute
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.ssl_target_name_override", SERVER_NAME),
-    # A proxy of the environment is for the internet; nodes of a cluster reach each other.
-    ("grpc.enable_http_proxy", 0),
-    # gRPC would send messages of a broken stream again, which the runner may have received already.
-    ("grpc.enable_retries", 0),
-]
-_Channel = Callable[..., grpc.Channel]
-_stock_channel: _Channel = GRPCChannelFactory.insecure_channel
 
 
 def use(access: WorkerAccess, url: str) -> None:

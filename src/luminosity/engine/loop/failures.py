@@ -14,8 +14,7 @@ from luminosity.engine.loop.bundle import Bundle, Overdue, Search, slice_blocks
 from luminosity.engine.loop.stall import headline
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.process_limits import explain_exit, oom_kills
-from luminosity.engine.workers.elements import describe_input
-from luminosity.engine.workers.failure import Failure, describe_location
+from luminosity.engine.workers.failure import Failure, describe_input, describe_location
 from luminosity.errors import BlockLost, ElementKillsWorker, ElementTimeout, Fix, SpillFailed, StepFailed
 
 __all__ = ["MAX_ATTEMPTS", "Failures", "Save"]

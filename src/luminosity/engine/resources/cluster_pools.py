@@ -14,8 +14,7 @@ from luminosity.engine.resources.device_types import cluster_type, types_of
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import CLUSTER_DEVICE, Machine
-from luminosity.engine.resources.nodes import LeaseNeeds, Node
-from luminosity.engine.resources.rooms import Room, Rooms
+from luminosity.engine.resources.nodes import LeaseNeeds, Node, Room, Rooms
 
 __all__ = ["limited_to_nodes", "size_on_cluster"]
 

@@ -11,9 +11,10 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from apache_beam import DoFn
 from apache_beam.options import pipeline_options
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -25,7 +26,10 @@ from apache_beam.runners.worker import (
     statesampler,
     worker_id_interceptor,
 )
+from apache_beam.transforms import util
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.counters import CounterFactory
+from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._shared import descendants
 from luminosity._shared.hangs import write_stacks_on_signal
@@ -37,19 +41,26 @@ from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import load_ahead, main_classes, printed
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.engine.workers.sdk import beam_models, shared_objects
-from luminosity.engine.workers.sdk.bundle_meter import BundleMeter
-from luminosity.engine.workers.sdk.bundle_report import report_of
+from luminosity.engine.workers.sdk import beam_models
+from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
-from luminosity.engine.workers.sdk.full_batches import emit_full_batches_at_once
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
-__all__ = ["RUNNER_CAPABILITIES", "PromptStateSampler", "ReportingHarness", "end_with", "run"]
-
+__all__ = [
+    "RUNNER_CAPABILITIES",
+    "PromptStateSampler",
+    "ReportingHarness",
+    "emit_full_batches_at_once",
+    "end_with",
+    "run",
+]
 
 _SAMPLING_PERIOD_MS = 5  # a bundle waits up to this long for the sampler's end
 RUNNER_CAPABILITIES = common_urns.runner_protocols.MULTIMAP_KEYS_VALUES_SIDE_INPUT.urn
+
+_GlobalBatching: Any = util._GlobalWindowsBatchingDoFn  # pyright: ignore[reportPrivateUsage]
+_WindowedBatching: Any = util._WindowAwareBatchingDoFn  # pyright: ignore[reportPrivateUsage]
 
 
 class ReportingHarness(sdk_worker.SdkHarness):
@@ -145,8 +156,8 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     beam_models.keep_small_models_here(None if budget is None else parse_size(str(budget)))
     main_classes.load(request.main_classes)
     main_classes.load_in_spawned(request.main_classes)
-    os.environ[shared_objects.FOLDER_VARIABLE] = folder = _shared_folder(request)
-    shared_objects.keep_files_in(folder)
+    os.environ[beam_models.FOLDER_VARIABLE] = folder = _shared_folder(request)
+    beam_models.keep_files_in(folder)
     if channel is None:
         quota = WriterQuota(request.quota, request.writer)
         BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
@@ -212,3 +223,40 @@ def _reseed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+
+
+def emit_full_batches_at_once() -> None:
+    """Change the two DoFns of ``BatchElements`` in this process.
+
+    Beam's own keep a full batch until the next element arrives. That element then belongs to the bundle: if the bundle
+    is split while the batch is computed, the element is left over and makes a batch of one. The batches themselves are
+    the same.
+    """
+    _GlobalBatching.process = _with_full_batch(_GlobalBatching.process)
+    _WindowedBatching.process = _with_full_batch_of_window(_WindowedBatching.process)
+
+
+def _with_full_batch(original: Any) -> Any:
+    def process(self: Any, element: Any) -> Iterator[Any]:
+        yield from original(self, element)
+        if self._running_batch_size >= self._target_batch_size:
+            with self._batch_size_estimator.record_time(self._running_batch_size):
+                yield GlobalWindows.windowed_value_at_end_of_window(self._batch)
+            self._batch = []
+            self._running_batch_size = 0
+            self._target_batch_size = self._batch_size_estimator.next_batch_size()
+
+    return process
+
+
+def _with_full_batch_of_window(original: Any) -> Any:
+    def process(self: Any, element: Any, window: Any = DoFn.WindowParam) -> Iterator[Any]:
+        yield from original(self, element, window)
+        batch = self._batches.get(window)
+        if batch is not None and batch.size >= self._target_batch_size:
+            with self._batch_size_estimator.record_time(batch.size):
+                yield WindowedValue(batch.elements, window.max_timestamp(), (window,))
+            del self._batches[window]
+            self._target_batch_size = self._batch_size_estimator.next_batch_size()
+
+    return process

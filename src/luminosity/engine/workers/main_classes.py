@@ -1,32 +1,40 @@
-"""Classes that the user's script or notebook defines, defined in workers, too.
+"""Classes that the user's script or notebook defines, and types that it registers with Beam, in workers, too.
 
 Beam pickles functions and DoFns by value, so those of a script work in any process. Elements are pickled by the
 standard pickle, which writes only the name ``__main__.Review``; so a worker's ``__main__`` must have that class.
 
 In a process that multiprocessing has spawned, the script is the module ``__mp_main__``, and ``__main__`` is the same.
+
+A row's coder refers to its type by an id, and to a logical type by a URN; registries of the process map them to
+classes. A worker without those would make up a class for the row, without the user's methods, and fail on the logical
+type.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import pickle
 import sys
 from types import ModuleType
 from typing import Any
 
+from apache_beam.internal import cloudpickle_pickler
 from apache_beam.internal.cloudpickle import cloudpickle
-
-from luminosity.engine.workers import registered_types
+from apache_beam.typehints.schema_registry import SCHEMA_REGISTRY
+from apache_beam.typehints.schemas import LogicalType
 
 __all__ = ["FILE_VARIABLE", "define", "load", "load_in_spawned", "save", "send_by_value"]
 
-FILE_VARIABLE = "LUMINOSITY_MAIN_CLASSES"  # the file of classes, for processes that a worker spawns
+_LOGGER = logging.getLogger(__name__)
 
+FILE_VARIABLE = "LUMINOSITY_MAIN_CLASSES"  # the file of classes, for processes that a worker spawns
 
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
 _SPAWNED_MODULE = "luminosity.engine.workers.spawned_main"
+_LOGICAL_TYPES: Any = getattr(LogicalType, "_known_logical_types")  # noqa: B009  # Beam's saved sessions use it, too
 
 
 def send_by_value() -> None:
@@ -40,7 +48,7 @@ def save(path: str) -> None:
     """Write the classes of this process's ``__main__``, and registered types, to the private file ``path``."""
     classes = {name: value for name, value in list(vars(sys.modules[_MAIN]).items()) if _is_of_main(value)}
     with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump((registered_types.pickle_each(classes), registered_types.pickled()), file)
+        pickle.dump((_pickle_each(classes), _pickled_types()), file)
 
 
 def load(path: str, into: ModuleType | None = None) -> None:
@@ -61,12 +69,12 @@ def define(saved: bytes, into: ModuleType | None = None) -> None:
     main: Any = into or sys.modules[_MAIN]
     sys.modules[_SPAWNED_MAIN] = main
     for name, data in classes.items():
-        if (value := registered_types.unpickle(name, data)) is not None:
+        if (value := _unpickle(name, data)) is not None:
             setattr(main, name, value)
     for value in list(vars(main).values()):
         if _is_of_main(value):
             _name_nested_classes(value, main)
-    registered_types.define(types)
+    _define_types(types)
 
 
 def _is_of_main(value: Any) -> bool:
@@ -79,3 +87,82 @@ def _name_nested_classes(owner: type, main: Any) -> None:
         if _is_of_main(value) and value.__qualname__ == name and getattr(main, name, None) is not value:
             value.__qualname__ = f"{owner.__qualname__}.{name}"
             _name_nested_classes(value, main)
+
+
+class _RowTypes(dict[str, tuple[type, Any]]):
+    """Row types by id. The user's types are unpickled when they are first looked up, since that may import much."""
+
+    def __init__(self, known: dict[str, tuple[type, Any]], pickled: dict[str, bytes]) -> None:
+        super().__init__(known)
+        self._pickled = pickled
+
+    def __contains__(self, schema_id: object) -> bool:
+        return self.get(str(schema_id)) is not None
+
+    def __getitem__(self, schema_id: str) -> tuple[type, Any]:
+        self._define(schema_id)
+        return super().__getitem__(schema_id)
+
+    def get(self, schema_id: str, default: Any = None) -> Any:
+        """Return a type and its schema, unpickled if needed."""
+        self._define(schema_id)
+        return super().get(schema_id, default)
+
+    def _define(self, schema_id: str) -> None:
+        if schema_id in self._pickled and not super().__contains__(schema_id):
+            row_type: Any = _unpickle(schema_id, self._pickled[schema_id])
+            if row_type is not None:
+                self[schema_id] = row_type, None
+
+
+def _pickled_types() -> dict[str, dict[str, bytes]]:
+    """Return the registered types, for :func:`define` in a worker."""
+    # Copied in one step: another thread may be building a pipeline.
+    row_types: list[tuple[str, tuple[type, Any]]] = list(SCHEMA_REGISTRY.by_id.items())
+    urns: list[str] = list(_LOGICAL_TYPES._custom_urns)
+    return {
+        "row types": _pickle_each({i: t for i, (t, _) in row_types if not _is_made_up(t) and not _is_replaced(t)}),
+        "logical types": _pickle_each({urn: _LOGICAL_TYPES.by_urn[urn] for urn in urns}),
+    }
+
+
+def _define_types(types: dict[str, dict[str, bytes]]) -> None:
+    """Register the types that :func:`_pickled_types` returned in another process."""
+    registry: Any = SCHEMA_REGISTRY
+    registry.by_id = _RowTypes(registry.by_id, types["row types"])
+    for urn, data in types["logical types"].items():
+        logical_type: Any = _unpickle(urn, data)
+        if logical_type is not None:
+            _LOGICAL_TYPES.add(urn, logical_type)
+
+
+def _pickle_each(values: dict[str, Any]) -> dict[str, bytes]:
+    """Pickle each value, and leave out those that can't be: if one is needed, the worker's own error names it."""
+    found: dict[str, bytes] = {}
+    for name, value in values.items():
+        try:
+            found[name] = cloudpickle_pickler.dumps(value)
+        except Exception as error:
+            _LOGGER.debug("%s can't be sent to workers: %s", name, error)
+    return found
+
+
+def _unpickle(name: str, data: bytes) -> Any:
+    """Return the value, or None if it can't be unpickled here."""
+    try:
+        return cloudpickle_pickler.loads(data)
+    except Exception as error:
+        _LOGGER.debug("%s can't be defined here: %s", name, error)
+        return None
+
+
+def _is_made_up(row_type: type) -> bool:
+    """Return whether Beam made the class, for rows without one; workers make their own."""
+    return row_type.__module__ == "apache_beam.typehints.schemas"
+
+
+def _is_replaced(row_type: type) -> bool:
+    """Return whether a notebook's cell has defined the class again since; the registry keeps all versions."""
+    if row_type.__module__ != "__main__" or row_type.__qualname__ != row_type.__name__:
+        return False
+    return vars(sys.modules["__main__"]).get(row_type.__name__, row_type) is not row_type

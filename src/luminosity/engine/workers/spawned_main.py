@@ -17,9 +17,9 @@ def _prepare() -> None:
     handler.addFilter(_is_worth_reading)
     logging.basicConfig(handlers=[handler], format=logging.BASIC_FORMAT)
     from luminosity.engine.workers import main_classes
-    from luminosity.engine.workers.sdk import shared_objects
+    from luminosity.engine.workers.sdk import beam_models
 
-    shared_objects.keep_files_in(os.environ[shared_objects.FOLDER_VARIABLE])
+    beam_models.keep_files_in(os.environ[beam_models.FOLDER_VARIABLE])
     main_classes.load(os.environ[main_classes.FILE_VARIABLE], into=sys.modules[__name__])
 
 

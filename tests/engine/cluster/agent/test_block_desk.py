@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from luminosity.engine.cluster.agent import blocks
-from luminosity.engine.cluster.agent.block_desk import BlockDesk
-from luminosity.engine.cluster.agent.blocks import block_value
+from luminosity.engine.cluster.agent import block_desk
+from luminosity.engine.cluster.agent.block_desk import BlockDesk, block_value
 from luminosity.engine.cluster.worker.block_socket import BlockClient
 from luminosity.errors import BlockLost
 from tests.processes import wait_for
@@ -97,7 +96,7 @@ def test_objects_of_a_bundle_that_has_ended_are_let_go_also_if_they_are_named_la
 def test_a_worker_waits_while_the_driver_has_not_taken_its_blocks(
     desk: BlockDesk, worker: BlockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_OUTGOING_BYTES", 10)
+    monkeypatch.setattr(block_desk, "_OUTGOING_BYTES", 10)
     first = worker.put(b"12345678", array("q", [8]).tobytes())
     numbers: list[int] = []
     thread = threading.Thread(target=lambda: numbers.append(worker.put(b"abcdefgh", array("q", [8]).tobytes())))

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from luminosity._shared.text import LOST_WITH_NODE, describe_exit
-from luminosity.engine.cluster import shared_folder
+from luminosity.engine.cluster.agent.agent import check_shared_folder
+from luminosity.engine.cluster.driver.shared_paths import mark
 from luminosity.engine.loop.failures import MAX_ATTEMPTS, Failures
 from luminosity.engine.workers.failure import Failure
 from luminosity.errors import BlockLost, WorkerStartFailed
@@ -43,8 +44,8 @@ def test_input_that_can_not_be_read_ends_the_run_as_a_lost_block_and_not_as_a_fa
 
 
 def test_a_node_says_if_it_does_not_see_the_folder_of_the_checkpoint(tmp_path: Any) -> None:
-    marker = shared_folder.mark(str(tmp_path))
+    marker = mark(str(tmp_path))
 
-    assert shared_folder.check_here(marker) == str(tmp_path)
+    assert check_shared_folder(marker) == str(tmp_path)
     with pytest.raises(WorkerStartFailed, match=r"does not see the checkpoint's folder .* all nodes mount"):
-        shared_folder.check_here(f"{marker}-of-another-run")
+        check_shared_folder(f"{marker}-of-another-run")

@@ -7,8 +7,9 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity.engine.cluster.driver.calls import Calls
+from luminosity.engine.cluster.driver.leases import NodeProcess
 from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
-from luminosity.engine.cluster.driver.node_process import NodeProcess
 from luminosity.engine.data import wire
 from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.errors import BlockLost
@@ -23,7 +24,7 @@ def _elements(data: bytes, is_last: bool = False) -> beam_fn_api_pb2.Elements:
 def test_after_a_lost_block_no_later_message_can_complete_the_bundle() -> None:
     """The worker lives on for a moment: the end of its output must not count without the block."""
     launcher: Any = NodeLauncher.__new__(NodeLauncher)
-    launcher._lock, launcher._closed, launcher._calls = threading.Lock(), threading.Event(), 0
+    launcher._lock, launcher._calls = threading.Lock(), Calls()
 
     def lose(process: NodeProcess, keys: list[str]) -> None:
         raise BlockLost(f"the store is full: {keys}")

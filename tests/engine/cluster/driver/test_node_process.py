@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from luminosity.engine.cluster.driver.node_process import NodeProcess
+from luminosity.engine.cluster.driver.leases import NodeProcess
 from luminosity.engine.resources.nodes import LeaseNeeds
 from tests.processes import wait_for
 

@@ -23,7 +23,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import CombiningValueStateSpec, TimerSpec, on_timer
 
 from luminosity.cli.main import main
-from luminosity.engine.cluster.driver import node_launcher, node_process, server
+from luminosity.engine.cluster.driver import leases, node_launcher, set_up
 from luminosity.engine.cluster.driver.objects import ObjectTable, RemoteObject
 from luminosity.engine.folders import RunFolders
 from luminosity.errors import StepFailed
@@ -142,7 +142,7 @@ class _Traffic:
                 name,
                 lambda _, __, ___, message: self.sent.append(message.SerializeToString()),
             )
-        real = server._NodeConnection
+        real = set_up._NodeConnection
 
         class Noted(real):
             def __init__(connection, inner: Any, feed: Any) -> None:
@@ -155,7 +155,7 @@ class _Traffic:
 
                 connection.instruct = noted
 
-        monkeypatch.setattr(server, "_NodeConnection", Noted)
+        monkeypatch.setattr(set_up, "_NodeConnection", Noted)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_the_workers_of_an_agent_that_dies_start_again_on_its_node(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Ray may report the agent's death later than the workers are lost; the test is about what is said then.
-    monkeypatch.setattr(node_process, "_KILL_TIMEOUT_S", float(_PATIENCE_S))
+    monkeypatch.setattr(leases, "_KILL_TIMEOUT_S", float(_PATIENCE_S))
     (folder := tmp_path / "processes").mkdir()
     pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=4", "--run_dir=runs")
     _ = pipeline | beam.Create(range(4)) | beam.Reshuffle() | beam.Map(_note_process, str(folder))

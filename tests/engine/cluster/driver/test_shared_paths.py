@@ -32,7 +32,7 @@ class _Nodes:
         self.hidden: list[str] = []
         self.asked: list[str] = []
         self.marks: list[str] = []
-        monkeypatch.setattr(shared_paths, "ask_nodes", self._ask)
+        monkeypatch.setattr(shared_paths, "_ask_nodes", self._ask)
         monkeypatch.setattr(shared_paths.ray_nodes, "nodes", lambda: [_DRIVER, _OTHER])
 
     def _ask(

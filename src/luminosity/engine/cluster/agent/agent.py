@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
-from luminosity.engine.cluster import packages, shared_folder, shipping
+from luminosity.engine.cluster import packages, shipping
 from luminosity.engine.cluster.agent.block_desk import BlockDesk
 from luminosity.engine.cluster.agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.cluster.agent.node_folder import NodeFolder
@@ -21,7 +22,11 @@ from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed
 from luminosity.extras import require
 
-__all__ = ["NodeAgent", "RunOnNodes"]
+__all__ = ["SHARE_CHECKPOINT", "NodeAgent", "RunOnNodes", "check_shared_folder"]
+
+SHARE_CHECKPOINT = (
+    "pass a folder of a file system that all nodes mount at the same path, such as NFS, or leave out --checkpoint_dir"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class NodeAgent:
         if wrong := shipping.check_versions(self._run.versions):
             raise WorkerStartFailed(wrong)
         if self._run.marker:
-            self._shared_folder = shared_folder.check_here(self._run.marker)
+            self._shared_folder = check_shared_folder(self._run.marker)
         installed = packages.install(self._sent.root, os.path.join(self._folder.path, "packages"))
         self._sent = replace(self._sent, installed=installed)
 
@@ -156,6 +161,17 @@ def _fetch(copies: list[Any]) -> tuple[Any, Any]:
     """Return a block, from the first of its copies that can be read."""
     store = RayStore()
     return read_first(copies, lambda reference, seconds: store.get(reference, seconds, lambda: False))
+
+
+def check_shared_folder(marker: str) -> str:
+    """Return the folder of the marker. Raises :class:`WorkerStartFailed` if this node sees it not, or another one."""
+    folder, host = os.path.dirname(marker), socket.gethostname()
+    if not os.path.exists(marker):
+        message = f"node {host} does not see the checkpoint's folder {folder} of the driver"
+        raise WorkerStartFailed(message, fix=SHARE_CHECKPOINT)
+    if not os.access(folder, os.W_OK):
+        raise WorkerStartFailed(f"node {host} can't write into the checkpoint's folder {folder}", fix=SHARE_CHECKPOINT)
+    return folder
 
 
 def _this_node() -> str:

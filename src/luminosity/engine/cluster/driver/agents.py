@@ -19,19 +19,140 @@ from luminosity._shared.text import list_some
 from luminosity.engine.cluster.agent.agent import NodeAgent, RunOnNodes
 from luminosity.engine.cluster.agent.forked_workers import Exit
 from luminosity.engine.cluster.agent.ray_store import RayStore
-from luminosity.engine.cluster.driver.own_agent import OwnAgent
-from luminosity.engine.cluster.driver.remote_agent import RemoteAgent
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
+from luminosity.engine.cluster.worker.node_worker import NodeWorker
+from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
 
-__all__ = ["Agent", "Agents"]
+__all__ = ["Agent", "Agents", "OwnAgent", "RemoteAgent"]
 
 _LOGGER = logging.getLogger(__name__)
 
+_END_S = 5.0  # for the thread to end
 _SHOWN = 3  # files in a message
 _START_TIMEOUT_S = 60.0  # for an agent to start, on a busy node
 _CONCURRENT_CALLS = 32  # of an agent: one waits for exits, the others move blocks
 _CLOSE_TIMEOUT_S = 5.0  # for agents to remove their folders; then their cleaners do it
+
+
+class RemoteAgent:
+    """The agent of another node, an actor, whose methods are called without waiting. Any thread may use it."""
+
+    def __init__(
+        self,
+        node_id: str,
+        actor: Any,
+        on_exits: Callable[[list[Exit]], None],
+        on_lost: Callable[[RemoteAgent], None],
+    ) -> None:
+        """``on_exits`` gets workers that have ended. ``on_lost`` is called when the actor has ended by itself."""
+        self.node_id = node_id
+        self.actor = actor
+        self._on_exits = on_exits
+        self._on_lost = on_lost
+        self._is_closed = False
+
+    def listen(self) -> None:
+        """Ask for workers that have ended, again and again."""
+        self.actor.exits.remote().future().add_done_callback(self._heard)
+
+    def _heard(self, answer: Future[list[Exit]]) -> None:
+        if self._is_closed:
+            return
+        if answer.exception() is not None:
+            self._on_lost(self)
+            return
+        self.listen()
+        if exits := answer.result():
+            self._on_exits(exits)
+
+    def start(self, request: WorkerRequest, worker: NodeWorker) -> None:
+        """Start a worker."""
+        self.actor.start.remote(request, worker)
+
+    def kill(self, worker_id: str) -> None:
+        """Kill a worker."""
+        self.actor.kill.remote(worker_id)
+
+    def forget(self, worker_id: str) -> None:
+        """Drop the blocks of a worker."""
+        self.actor.forget.remote(worker_id)
+
+    def take(self, worker_id: str, number: int) -> tuple[Any, Any]:
+        """Return the references to a block of a worker, which this process owns, and to its size."""
+        block, size = self.actor.take.options(num_returns=2).remote(worker_id, number)
+        return block, size
+
+    def feed(self, worker_id: str, instruction_id: str, objects: dict[str, Any]) -> None:
+        """Name the objects that a bundle reads."""
+        self.actor.feed.remote(worker_id, instruction_id, objects)
+
+    def copy(self, reference: Any) -> tuple[Any, Any]:
+        """Return the references to a copy that this node will hold, and to its size."""
+        copy, size = self.actor.copy.options(num_returns=2).remote(reference)
+        return copy, size
+
+    def close(self) -> Any:
+        """Let it end its workers and remove its folder. Returns a reference to its answer."""
+        self._is_closed = True
+        return self.actor.close.remote()
+
+    def end(self) -> None:
+        """End it, also if it does not answer."""
+        import ray
+
+        self._is_closed = True
+        ray.kill(self.actor, no_restart=True)
+
+
+class OwnAgent:
+    """The agent of the driver's own node, an object of this process. Any thread may use it."""
+
+    def __init__(self, agent: NodeAgent, node_id: str, on_exits: Callable[[list[Exit]], None]) -> None:
+        self.node_id = node_id
+        self.start, self.kill, self.forget = agent.start, agent.kill, agent.forget
+        self.feed, self.sample = agent.feed, agent.sample
+        self._agent = agent
+        self._on_exits = on_exits
+        self._store = RayStore()
+        self._is_closed = False
+        try:
+            agent.install()
+        except BaseException:
+            agent.close()
+            raise
+        self._thread = threading.Thread(target=self._listen, name="luminosity-exits", daemon=True)
+
+    def listen(self) -> None:
+        """Pass on which workers have ended, from now on."""
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            if exits := self._agent.exits():
+                self._on_exits(exits)
+
+    def take(self, worker_id: str, number: int) -> tuple[Any, Any]:
+        """Store a block of a worker; return the references to it and to its size. Raises :class:`BlockLost`."""
+        try:
+            block, size = self._agent.take(worker_id, number)
+        except KeyError as error:  # what an actor raises comes as BlockLost already
+            raise BlockLost(f"worker {worker_id} was forgotten, and its block {number} with it") from error
+        return self._store.put(block), self._store.put(size)
+
+    def close(self) -> list[str]:
+        """End the workers and remove the folder. Returns the files that steps have written there."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        written = self._agent.close()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+        return written
+
+    def end(self) -> None:
+        """Do nothing more: it ends with :meth:`close`."""
+
 
 Agent = OwnAgent | RemoteAgent
 

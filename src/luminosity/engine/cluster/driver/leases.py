@@ -1,4 +1,7 @@
-"""Leases: what the cluster has set aside for each worker. They are placement groups with one bundle each."""
+"""Workers on nodes, as the driver sees them: the lease that gives one its node, and the process that has it.
+
+A lease is what the cluster has set aside for a worker: a placement group of Ray with one bundle.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from typing import Any
 
 from luminosity.engine.resources.machine import detect_accelerators
 from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.workers.launcher import OnExit
 from luminosity.errors import BlockLost
 from luminosity.extras import require
 
-__all__ = ["Leases", "bundle_of"]
+__all__ = ["KILLED", "Leases", "NodeProcess", "bundle_of"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -23,6 +27,10 @@ _LONGEST_PAUSE_S = 1.0  # between two looks at a lease that waits for resources
 _DEVICES_TIMEOUT_S = 60.0  # for a node to say which devices a lease has: a process may have to start for that
 _END_S = 5.0  # for the thread to end
 _LITTLE = 0.001  # of the resource that says the type of accelerators: it only chooses the node
+
+KILLED = -9  # the exit code of a worker that is gone, as if a signal had killed it
+_USUAL_START_S = 10.0  # of a worker's place, on a busy cluster
+_KILL_TIMEOUT_S = 3.0  # for its node to confirm the end of a worker; a frozen one never does
 
 
 def bundle_of(needs: LeaseNeeds) -> dict[str, float]:
@@ -194,3 +202,80 @@ def _given_devices() -> tuple[str, ...]:
         for kind, numbers in given.items()
         for number in numbers
     )
+
+
+class NodeProcess:
+    """One worker: knows where it is and whether it has ended. Any thread may use it."""
+
+    pid = 0  # of another machine, so that nobody here may look at it or signal it
+
+    def __init__(
+        self,
+        worker_id: str,
+        needs: LeaseNeeds,
+        *,
+        on_exit: OnExit,
+        on_killed: Callable[[NodeProcess], None],
+        on_ended: Callable[[NodeProcess], None],
+    ) -> None:
+        """``on_exit`` gets the exit code. ``on_killed`` is called to end the process, ``on_ended`` after its end."""
+        self.worker_id = worker_id
+        self.needs = needs
+        self.node_id = ""  # empty until it has a place
+        self.is_killed = False
+        self._asked_at = time.monotonic()
+        self._is_leaving = False
+        self._on_exit: OnExit | None = on_exit
+        self._on_killed = on_killed
+        self._on_ended = on_ended
+        self._has_ended = threading.Event()
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def kill(self) -> None:
+        """End the process. Reports the end even if its node never confirms it: the worker is refused from then on."""
+        with self._lock:
+            if self.is_killed or self.has_ended:
+                return
+            self.is_killed = True
+            self._timer = threading.Timer(_KILL_TIMEOUT_S, self.ended, (KILLED,))
+            self._timer.daemon = True
+            self._timer.start()
+        self._on_killed(self)
+
+    def waits_for(self) -> str:
+        """Return the resources that the cluster has not given yet. The first seconds may be those of a usual start."""
+        is_starting = self.node_id or time.monotonic() - self._asked_at < _USUAL_START_S
+        return "" if is_starting else self.needs.words
+
+    def node(self) -> str:
+        """Return the id of its node; empty until it has a place."""
+        return self.node_id
+
+    def is_leaving(self) -> bool:
+        """Return whether the worker's node will be gone soon."""
+        return self._is_leaving
+
+    def leave(self) -> None:
+        """Note that the node will be gone soon."""
+        self._is_leaving = True
+
+    def ended(self, code: int) -> None:
+        """Report the end, once."""
+        with self._lock:
+            if self.has_ended:
+                return
+            self._has_ended.set()
+            # A timer may hold this object for seconds; it must not hold the run, and the files that it reads.
+            on_exit, self._on_exit = self._on_exit, None
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._on_ended(self)
+        if on_exit is not None:
+            on_exit(code)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end was reported."""
+        return self._has_ended.is_set()

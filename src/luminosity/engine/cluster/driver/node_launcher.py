@@ -6,11 +6,9 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
@@ -19,17 +17,15 @@ from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster.agent.agent import RunOnNodes
 from luminosity.engine.cluster.agent.forked_workers import Exit
 from luminosity.engine.cluster.driver import ray_nodes
-from luminosity.engine.cluster.driver.agents import Agent, Agents
-from luminosity.engine.cluster.driver.leases import Leases, bundle_of
-from luminosity.engine.cluster.driver.node_process import KILLED, NodeProcess
-from luminosity.engine.cluster.driver.node_samples import NodeSamples
-from luminosity.engine.cluster.driver.node_watch import NodeWatch
+from luminosity.engine.cluster.driver.agents import Agent, Agents, RemoteAgent
+from luminosity.engine.cluster.driver.calls import Calls, Threads
+from luminosity.engine.cluster.driver.leases import KILLED, Leases, NodeProcess, bundle_of
+from luminosity.engine.cluster.driver.node_watch import NodeSamples, NodeWatch
 from luminosity.engine.cluster.driver.objects import ObjectTable, object_keys
-from luminosity.engine.cluster.driver.remote_agent import RemoteAgent
 from luminosity.engine.cluster.driver.shared_paths import SharedPaths
-from luminosity.engine.cluster.driver.threads import Threads
 from luminosity.engine.cluster.security import RunSecurity
-from luminosity.engine.cluster.worker.node_worker import LocalPaths, NodeWorker
+from luminosity.engine.cluster.worker.local_paths import LocalPaths
+from luminosity.engine.cluster.worker.node_worker import NodeWorker
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
@@ -41,7 +37,6 @@ __all__ = ["NodeLauncher"]
 _LOGGER = logging.getLogger(__name__)
 
 _SURE_S = 15.0  # for a node to answer after its agent has ended; then Ray knows for certain whether it is dead
-_CLOSE_S = 3.0  # for threads to leave their calls of Ray, before the connection to it is closed
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
 _MOST_NODES = 100  # in a snapshot
 _THREADS = 16  # of each kind of work: the start of a hundred nodes must not take one after the other
@@ -73,8 +68,8 @@ class NodeLauncher:
         self._read_by_driver = read_by_driver
         self._processes: dict[str, NodeProcess] = {}
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._calls = 0  # of threads that may be inside Ray now
+        self._calls = Calls()
+        self._submit = self._calls.submit
         self._refusal: WorkerStartFailed | None = None  # why no worker can start
         self._avoided: frozenset[str] = frozenset()  # nodes that are gone, frozen or leaving
         self.objects = ObjectTable(driver_node)
@@ -95,32 +90,6 @@ class NodeLauncher:
             on_frozen=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
             on_leaving=lambda node_id: self._submit(self._losses, self._leave_node, node_id),
         )
-
-    def _submit(self, threads: Threads, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on another thread, unless the run has ended."""
-        with self._lock:
-            if not self._closed.is_set():
-                threads.submit(functools.partial(self._call, function, *arguments))
-
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self._begin_call():
-            return
-        try:
-            function(*arguments)
-        except Exception:  # the pool would swallow it
-            if not self._closed.is_set():
-                _LOGGER.exception("the driver could not handle an event of the cluster")
-        finally:
-            self._end_call()
-
-    def _begin_call(self) -> bool:
-        with self._lock:
-            self._calls += not self._closed.is_set()
-            return not self._closed.is_set()
-
-    def _end_call(self) -> None:
-        with self._lock:
-            self._calls -= 1
 
     # Starting
 
@@ -156,7 +125,7 @@ class NodeLauncher:
                 lambda node_id: self._submit(self._starts, self._placed, process, request, node_id),
             )
         except Exception as error:  # Ray raises various ones if its head does not answer
-            if not self._closed.is_set():
+            if not self._calls.closed.is_set():
                 _LOGGER.warning("the cluster gives no place to a worker: %s", shorten(f"{error}", _MOST_WORDS))
             process.ended(KILLED)
         if avoided - self._avoided:
@@ -239,7 +208,7 @@ class NodeLauncher:
         is_lost = not ray_nodes.is_alive(node_id)
         if isinstance(error, WorkerStartFailed):
             self._refusal = error  # another start would find the same
-        elif not (process.is_killed or is_lost or self._closed.is_set()):
+        elif not (process.is_killed or is_lost or self._calls.closed.is_set()):
             message = shorten(f"{error}", _MOST_WORDS)
             _LOGGER.warning("a worker on node %s did not start: %s", node_id[:8], message)
         process.ended(LOST_WITH_NODE if is_lost else KILLED)
@@ -304,24 +273,22 @@ class NodeLauncher:
         keys = object_keys(elements)
         if not keys:
             return True
-        if not self._begin_call():
-            return False
-        try:
-            self._take(process, keys)
-        except BlockLost as error:
-            if not process.has_ended and not process.is_killed and not self._closed.is_set():
-                _LOGGER.warning("a worker's output is lost, so that its bundles are repeated: %s", error.message)
-            process.kill()
-            return False
-        finally:
-            self._end_call()
+        with self._calls.one() as may_begin:
+            if not may_begin:
+                return False
+            try:
+                self._take(process, keys)
+            except BlockLost as error:
+                if not process.has_ended and not process.is_killed and not self._calls.closed.is_set():
+                    _LOGGER.warning("a worker's output is lost, so that its bundles are repeated: %s", error.message)
+                process.kill()
+                return False
         return True
 
     def _take(self, process: NodeProcess, keys: Sequence[str]) -> None:
         agent = self._agents.known(process.node_id)
         if agent is None:
             raise BlockLost(f"node {process.node_id[:8]} is gone")
-
         take = functools.partial(agent.take, process.worker_id)
         self.objects.secure(process.worker_id, process.node_id, take, keys)
 
@@ -354,7 +321,7 @@ class NodeLauncher:
         as soon as it answers. Workers that wait for a place since then may be placed there.
         """
         self._forget_node(node_id)
-        if ray_nodes.answers(node_id, _SURE_S, self._closed):
+        if ray_nodes.answers(node_id, _SURE_S, self._calls.closed):
             with self._lock:
                 self._avoided -= {node_id}
             _LOGGER.warning("node %s is there; only this run's agent on it had ended, and starts again", node_id[:8])
@@ -391,8 +358,8 @@ class NodeLauncher:
 
     def close(self) -> None:
         """End all workers and agents. Waits a few seconds for the agents to remove their folders."""
+        self._calls.close()
         with self._lock:
-            self._closed.set()
             left = list(self._processes.values())
         self._samples.stop()
         for process in left:
@@ -403,6 +370,4 @@ class NodeLauncher:
         self._watch.close()
         for threads in (self._starts, self._losses, self._reports):
             threads.close()
-        deadline = time.monotonic() + _CLOSE_S
-        while self._calls and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._calls.wait()

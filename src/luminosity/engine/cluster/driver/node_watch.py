@@ -1,18 +1,19 @@
-"""Watches the nodes of a run: which are frozen, which Ray will take away soon, and which have joined."""
+"""Watches the nodes of a run: which are frozen, leave or have joined, and how busy they are."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from luminosity.engine.cluster.agent.node_load import NodeSample
 from luminosity.engine.cluster.driver import ray_nodes
-from luminosity.engine.cluster.driver.agents import Agents
+from luminosity.engine.cluster.driver.agents import Agents, OwnAgent
 
-__all__ = ["NodeWatch"]
+__all__ = ["NodeSamples", "NodeWatch"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -20,7 +21,9 @@ _LOOK_S = 1.0  # between two looks
 _NEW_S = 5.0  # between two looks for nodes that have joined
 _PING_S = 5.0  # between two pings of one agent
 _ANSWER_S = 20.0  # then the node counts as frozen; a busy one needs seconds
-_END_S = 5.0  # for the thread to end
+_END_S = 5.0  # for a thread to end
+_EVERY_S = 2.0  # a view shows whole percents of the last seconds
+_TIMEOUT_S = 2.0  # for answers; a node that is slower keeps its last sample
 
 
 @dataclass
@@ -102,3 +105,44 @@ class NodeWatch:
         """End the thread."""
         self._closed.set()
         self._thread.join(_END_S)
+
+
+class NodeSamples:
+    """Keeps the newest sample of each node, on a thread of its own. The owner stops it."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._newest: Mapping[str, NodeSample] = {}
+        self._is_stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="luminosity-nodes", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> Mapping[str, NodeSample]:
+        """The newest samples, by the id of the node."""
+        return self._newest
+
+    def stop(self) -> None:
+        """Stop asking. Waits for the last answers, with a limit."""
+        self._is_stopped.set()
+        self._thread.join(_END_S)
+
+    def _ask(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        while not self._is_stopped.wait(_EVERY_S):
+            agents = self._agents.all()
+            found = {agent.node_id: agent.sample() for agent in agents if isinstance(agent, OwnAgent)}
+            others = [agent for agent in agents if not isinstance(agent, OwnAgent)]
+            asked: dict[Any, str] = {agent.actor.sample.remote(): agent.node_id for agent in others}
+            found |= {node: sample for node, sample in self._newest.items() if node in asked.values()}
+            ready: list[Any] = []
+            if asked:
+                ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_TIMEOUT_S)
+            for reference in ready:
+                try:
+                    found[asked[reference]] = ray.get(reference)
+                except RayError:
+                    found.pop(asked[reference], None)  # its node is gone
+            self._newest = found

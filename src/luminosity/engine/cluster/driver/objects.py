@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.cluster.agent.blocks import span_of
+from luminosity.engine.cluster.agent.block_desk import span_of
 from luminosity.engine.cluster.agent.ray_store import LAST_READ_S, RayStore, Store, read_first
 from luminosity.engine.data import wire
 from luminosity.errors import BlockLost

@@ -29,11 +29,16 @@ from luminosity.engine.options import check_ray_address
 from luminosity.errors import OptionError
 from luminosity.extras import require
 
-__all__ = ["Session", "connect", "found_on_this_machine", "is_at", "probe"]
+__all__ = ["Session", "connect"]
+
 _ANSWER_S = 5.0  # for a connection, and for the first answer over it; a head in the same network needs milliseconds
+_LONGEST_FOLDER = 35  # of characters: Ray puts sockets below it, whose paths may have 107 bytes
+_BREAKPOINT = "PYTHONBREAKPOINT"  # what breakpoint() calls
+_lock = threading.RLock()  # held while a connection is made or closed
+_connection: _Connection | None = None  # the one that this process has made, if it is open
 
 
-def found_on_this_machine() -> str:
+def _found_on_this_machine() -> str:
     """Return the address of the Ray of this node. It may be that of a Ray that has crashed, which left a file."""
     services = require("ray._private.services", "ray")  # ray.init looks there, too, but waits minutes for a crashed one
     try:
@@ -46,7 +51,7 @@ def found_on_this_machine() -> str:
         ) from error
 
 
-def probe(asked: str, address: str) -> None:
+def _probe(asked: str, address: str) -> None:
     """Raise :class:`OptionError` if nothing, or something else than Ray's head, answers at HOST:PORT."""
     host, _, port = address.rpartition(":")
     expected = "expected the head of a Ray cluster"
@@ -71,7 +76,7 @@ def probe(asked: str, address: str) -> None:
         channel.close()
 
 
-def is_at(address: str, found: str) -> bool:
+def _is_at(address: str, found: str) -> bool:
     """Return whether ``address`` names the cluster at ``found``."""
     if address in ("auto", found):
         return True
@@ -90,12 +95,6 @@ def _ips(host: str) -> set[Any]:
     found = {each[4][0] for each in socket.getaddrinfo(host.strip("[]"), None)}
     # A head that was started with a loopback address is found under this machine's own one, too.
     return found | {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)} if found & local else found
-
-
-_LONGEST_FOLDER = 35  # of characters: Ray puts sockets below it, whose paths may have 107 bytes
-_BREAKPOINT = "PYTHONBREAKPOINT"  # what breakpoint() calls
-_lock = threading.RLock()  # held while a connection is made or closed
-_connection: _Connection | None = None  # the one that this process has made, if it is open
 
 
 class Session:
@@ -227,7 +226,7 @@ def _set_environment(address: str) -> None:
 
 def _shared(connection: _Connection, address: str) -> Session:
     """Return a session of the connection that another run of this process has made."""
-    if address != connection.asked and (address == "local" or not is_at(address, connection.address)):
+    if address != connection.asked and (address == "local" or not _is_at(address, connection.address)):
         raise OptionError(
             f"--ray_address={address}: found another run of this process on a cluster at {connection.address}, "
             "expected the same cluster, since a process can have only one",
@@ -241,7 +240,7 @@ def _of_the_script(ray: Any, address: str) -> Session:
     if ray.util.client.ray.is_connected():
         check_ray_address("ray.init in this script", "ray://")
     found: str = ray.get_runtime_context().gcs_address
-    if address == "local" or not is_at(address, found):
+    if address == "local" or not _is_at(address, found):
         raise OptionError(
             f"--ray_address={address}: found that this script is connected to Ray at {found} with ray.init, expected "
             "the same cluster, since a process can have only one",
@@ -255,7 +254,7 @@ def _open(ray: Any, address: str, accelerators: int | None) -> _Connection:
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS", "")):
         address = check_ray_address(f"RAY_ADDRESS={named}", named)
     if address == "auto":
-        address = found_on_this_machine()
+        address = _found_on_this_machine()
     folder = None
     options: dict[str, Any] = {"address": address}
     if address == "local":
@@ -264,7 +263,7 @@ def _open(ray: Any, address: str, accelerators: int | None) -> _Connection:
         if accelerators is not None:
             options["num_gpus"] = accelerators
     else:
-        probe(asked, address)
+        _probe(asked, address)
     try:
         with _own_settings():
             ray.init(

@@ -1,35 +1,92 @@
 """The paths of the driver's machine that the nodes of a cluster see: workers must read and write the same files.
 
 A node is asked with marks: empty folders with a name that no other folder has, which the driver makes for the moment of
-the question. Readers of files don't see them.
+the question. Readers of files don't see them. The folder of a checkpoint, in which workers write blocks, is asked for
+with a file, which stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any, TypeVar
 
 from luminosity._shared.text import list_some
+from luminosity.engine.cluster.agent.agent import SHARE_CHECKPOINT
 from luminosity.engine.cluster.driver import ray_nodes
-from luminosity.engine.cluster.shared_folder import ask_nodes
 from luminosity.engine.resources.nodes import Node
-from luminosity.errors import PathNotShared
+from luminosity.errors import OptionError, PathNotShared
 from luminosity.runs.manifest.files import files_of
 from luminosity.runs.manifest.places import Effects, Place
 
-__all__ = ["SharedPaths"]
+__all__ = ["SharedPaths", "check_nodes", "mark"]
 
+_LOGGER = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+_ANSWER_S = 30.0  # for all nodes together; the agent of a node that has not answered looks again
+_SHOWN_NODES = 5  # in a message about the folder of a checkpoint
 _MACHINE = ""  # stands for the driver's temporary folder, which only its own machine sees
 _MOST_FILES = 1000  # of all sources, for which nodes are asked: each is one look at a disk or a server
 _SHOWN = 3  # of nodes and files in a message
 _NOT_A_PATH = "ValueProvider("  # how Beam shows a path that is known when the pipeline runs
 _FIX = "use a folder that all nodes mount at the same path, such as NFS, or a bucket (gs://, s3://)"
+
+
+def mark(folder: str) -> str:
+    """Leave a file in the folder that no other folder has. Returns its path."""
+    path = os.path.join(folder, f"seen-by-nodes-{secrets.token_hex(8)}")
+    with open(path, "x"):
+        return path
+
+
+def check_nodes(marker: str, nodes: Sequence[Node]) -> None:
+    """Raise :class:`OptionError` with the names of the nodes that do not see the folder. Waits for their answers."""
+    answers = _ask_nodes(nodes, _sees, marker)
+    blind = [f"{node.address} ({node.id[:8]})" for node in nodes if not answers.get(node.id, True)]
+    if blind:
+        raise OptionError(
+            f"--checkpoint_dir: found {len(blind)} of {len(answers)} nodes that do not see the folder, or can't write "
+            f"there: {list_some(sorted(blind), _SHOWN_NODES)}; on a cluster, workers of all nodes write blocks there",
+            fix=SHARE_CHECKPOINT,
+        )
+
+
+def _sees(marker: str) -> bool:
+    return os.path.exists(marker) and os.access(os.path.dirname(marker), os.W_OK)
+
+
+def _ask_nodes(nodes: Sequence[Node], question: Callable[..., _Answer], *arguments: Any) -> dict[str, _Answer]:
+    """Call a function on each node. Returns the answers, by the ids of the nodes that have answered in time.
+
+    Those that are gone, or have another version, say so when their agent starts.
+    """
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask: Any = ray.remote(question)
+    asked: dict[Any, str] = {}
+    for node in nodes:
+        place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked[ask.options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote(*arguments)] = node.id
+    answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)
+    for reference in late:
+        ray.cancel(reference)
+    answers: dict[str, _Answer] = {}
+    for reference in answered:
+        try:
+            answers[asked[reference]] = ray.get(reference)
+        except RayError as error:
+            _LOGGER.debug("node %s does not answer: %s", asked[reference][:8], error)
+    return answers
 
 
 class SharedPaths:
@@ -96,7 +153,7 @@ class SharedPaths:
     def _ask(self, asked: Sequence[Node]) -> dict[str, frozenset[str]]:
         files = dict(islice(((file, size) for found in self._reads.values() for file, size in found), _MOST_FILES))
         with _marked({_MACHINE, self._folder, *self._writes.values()}) as marks:
-            return ask_nodes(asked, _unseen, marks, files)
+            return _ask_nodes(asked, _unseen, marks, files)
 
     def _sees_folder(self, unseen: frozenset[str]) -> bool:
         return self._folder not in unseen

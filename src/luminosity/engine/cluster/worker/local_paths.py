@@ -12,15 +12,15 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from apache_beam.io.filesystem import MatchResult
-from apache_beam.io.localfilesystem import LocalFileSystem
-
-from luminosity.engine.cluster.worker.node_worker import LocalPaths
 from luminosity.errors import PathNotShared
 
-__all__ = ["guard"]
+if TYPE_CHECKING:
+    from apache_beam.io.filesystem import MatchResult
+
+__all__ = ["LocalPaths", "guard"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,8 +45,20 @@ _OF_ONE_MACHINE = frozenset(
 _MOUNTS = "/proc/self/mountinfo"
 
 
+@dataclass(frozen=True)
+class LocalPaths:
+    """What a worker does not share with the driver."""
+
+    source: str  # the driver's working folder
+    is_apart: bool = False  # whether the node is another machine
+    shared: Sequence[str] = ()  # folders that are the same on all nodes
+    copy: str = ""  # of the driver's working folder, in which the worker runs; empty if it runs in that folder itself
+
+
 def guard(paths: LocalPaths) -> None:
     """Let Beam's file system of local files refuse or name, in this process, what the driver's machine does not see."""
+    from apache_beam.io.localfilesystem import LocalFileSystem  # the agent imports this module, and has no Beam
+
     guarded = _Guard(paths)
     system: Any = LocalFileSystem
     for name in ("create", "mkdirs"):

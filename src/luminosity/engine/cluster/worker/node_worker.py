@@ -14,24 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from luminosity.engine.cluster.worker.local_paths import LocalPaths, guard
 from luminosity.engine.workers.request import WorkerRequest
 
 if TYPE_CHECKING:
     from luminosity.engine.cluster.worker.node_channel import FileChannel, ObjectChannel
 
-__all__ = ["LocalPaths", "NodeWorker"]
+__all__ = ["NodeWorker"]
 
 _LONGEST_LINE = 1 << 16  # characters held back while a line has no end
-
-
-@dataclass(frozen=True)
-class LocalPaths:
-    """What a worker does not share with the driver."""
-
-    source: str  # the driver's working folder
-    is_apart: bool = False  # whether the node is another machine
-    shared: Sequence[str] = ()  # folders that are the same on all nodes
-    copy: str = ""  # of the driver's working folder, in which the worker runs; empty if it runs in that folder itself
 
 
 @dataclass(frozen=True)
@@ -49,14 +40,13 @@ class NodeWorker:
         import grpc
 
         from luminosity.engine.cluster import security
-        from luminosity.engine.cluster.worker import local_paths
         from luminosity.engine.workers import harness
 
         security.use(security.WorkerAccess(**self.access), request.url)
         if self.paths.copy:
             harness.ReportingHarness.copied = self.paths.copy, self.paths.source
         if self.paths.copy or self.paths.is_apart:
-            local_paths.guard(self.paths)
+            guard(self.paths)
         channel = self._channel(request.worker_id)
         errors = sys.stderr
         _print_through_logs()
