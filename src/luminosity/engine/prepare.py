@@ -159,13 +159,13 @@ def _prepare(
         needs = {key: Needs.of(e) for key, e in graph.components.environments.items()}
         stages = [(s, needs[s.environment_id]) for s in graph.stages]
 
-        def place(machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
+        def make_pools(machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
             return assign(stages, machine, config, pythons, is_quiet=is_quiet)
 
         if claim is None or session is not None:  # on a cluster, Ray decides what runs beside what
-            assignments = place(machine)
+            assignments = make_pools(machine)
         else:
-            assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, place)
+            assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, make_pools)
         warn_of_unused(machine, assignments.values())
     if config.checkpoint_dir is not None and graph.test_streams:
         names = ", ".join(repr(stream.name) for stream in graph.test_streams)

@@ -1,6 +1,7 @@
 """Sends the user's code and files to the nodes of a cluster, and checks what is installed there.
 
-The driver packs a copy of the working folder, of the user's own modules and of packages to install into one archive,
+The driver chooses the files of the working folder and the user's own modules to send. It packs a copy of them, and of
+packages to install, into one archive,
 which the agent of each node unpacks in the run's folder. Luminosity and Beam are not sent: the nodes have them
 installed.
 
@@ -35,7 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
-from luminosity._shared.text import format_bytes
+from luminosity._shared.text import format_bytes, list_some
 from luminosity.engine.cluster import packages
 
 __all__ = ["Packed", "Sent", "check_versions", "choose", "pack", "unpack", "versions"]
@@ -247,7 +248,7 @@ def choose(folder: str) -> Choice:
         else:
             choice.warnings.append(_too_large(folder, walk))
         if whole and walk.left_out:
-            choice.warnings.append(f"not sent to the nodes: {_some(walk.left_out)}. {_REMEDY}")
+            choice.warnings.append(f"not sent to the nodes: {list_some(walk.left_out, _MOST_NAMED)}. {_REMEDY}")
     for number, entry in enumerate(_import_folders()):
         relative = os.path.relpath(entry, folder)
         if whole and not relative.startswith(".."):
@@ -280,7 +281,9 @@ def _walk(folder: str) -> _Walk:
             and not _is_environment(os.path.join(parent, name))
         )
         walk.left_out += [
-            f"{_shown(folder, parent, name)} (a link to a folder)" for name in sorted(linked) if name[0] != "."
+            f"{os.path.relpath(os.path.join(parent, name), folder)} (a link to a folder)"
+            for name in sorted(linked)
+            if name[0] != "."
         ]
         for name in sorted(names):
             seen += 1
@@ -322,15 +325,6 @@ def _too_large(folder: str, walk: _Walk) -> str:
         f"most {_MOST_FILES:,} files and {format_bytes(_MOST_BYTES)}, so only {_ONLY_MODULES}. Largest: "
         f"{', '.join(largest)}. {_REMEDY}"
     )
-
-
-def _shown(folder: str, parent: str, name: str) -> str:
-    return os.path.relpath(os.path.join(parent, name), folder)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _import_folders() -> list[str]:

@@ -145,7 +145,7 @@ class Connection:
 
     # For the server's threads
 
-    def claim_control(self) -> bool:
+    def take_control(self) -> bool:
         """Return True for the first control stream: a second one would take instructions from it."""
         with self._lock:
             is_first = not self._has_control

@@ -160,7 +160,7 @@ class _Control(beam_fn_api_pb2_grpc.BeamFnControlServicer):
 
     def Control(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         connection = self._server.connection(context)
-        if not connection.claim_control():
+        if not connection.take_control():
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "this worker has, or had, a control stream already")
         connection.watch(context)
         _in_background("luminosity-control", request_iterator, connection, connection.callbacks.on_response)

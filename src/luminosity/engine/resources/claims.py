@@ -28,7 +28,7 @@ from luminosity.engine.resources.pools import Assignment, Pool
 from luminosity.errors import ResourcesBusy
 from luminosity.runs import records
 
-__all__ = ["Claim", "Held", "Place"]
+__all__ = ["Claim", "Held", "MakePools"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Held:
         return f"{self.name} (process {self.pid}) holds {what}"
 
 
-class Place(Protocol):
+class MakePools(Protocol):
     """Makes the pools of a run from a machine."""
 
     def __call__(self, machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
@@ -78,8 +78,10 @@ class Claim:
         self._folder = folder
         self._path: Path | None = None
 
-    def take(self, needs: Mapping[str, Needs], machine: Machine, mode: str, place: Place) -> dict[str, Assignment]:
-        """Return the pools that ``place`` makes from what is left of the machine, and claim what they use.
+    def take(
+        self, needs: Mapping[str, Needs], machine: Machine, mode: str, make_pools: MakePools
+    ) -> dict[str, Assignment]:
+        """Return the pools that ``make_pools`` makes from what is left of the machine, and claim what they use.
 
         ``needs`` are those of each stage, by its id. If less is left than one worker of each kind needs, this waits for
         the other runs, goes on beside them, or raises :class:`ResourcesBusy`: ``mode`` is ``wait``, ``share`` or
@@ -87,7 +89,7 @@ class Claim:
         """
         least = _Least.of(needs.values(), machine)
         if not (least.devices or least.ram) or (folder := self._open()) is None:
-            return place(machine)
+            return make_pools(machine)
         told: list[Held] = []
         while True:
             with _changing(folder):
@@ -95,7 +97,7 @@ class Claim:
                 left = _left(machine, others)
                 fits = len(left.devices) >= least.devices and left.ram_bytes >= least.ram
                 if fits or mode == "share" or self._path is not None:
-                    assignments = self._place(place, machine, left, least, others)
+                    assignments = self._beside(make_pools, machine, left, least, others)
                     self._write(folder, needs, assignments)
                     return assignments
             if mode == "fail":
@@ -154,13 +156,13 @@ class Claim:
                 found.append(held)
         return found
 
-    def _place(
-        self, place: Place, machine: Machine, left: Machine, least: _Least, others: list[Held]
+    def _beside(
+        self, make_pools: MakePools, machine: Machine, left: Machine, least: _Least, others: list[Held]
     ) -> dict[str, Assignment]:
-        """Place the run beside others, and say so if it gets less than it would alone, or the same a second time."""
+        """Make the pools beside others, and say so if it gets less than it would alone, or the same a second time."""
         if not others:
-            return place(machine)
-        alone = place(machine, is_quiet=True)
+            return make_pools(machine)
+        alone = make_pools(machine, is_quiet=True)
         is_twice = [
             *([", ".join(machine.devices)] if len(left.devices) < least.devices else []),
             *(["RAM"] if left.ram_bytes < least.ram else []),
@@ -170,7 +172,7 @@ class Claim:
             devices=left.devices if len(left.devices) >= least.devices else machine.devices,
             ram_bytes=max(left.ram_bytes, least.ram),
         )
-        assignments = place(used)
+        assignments = make_pools(used)
         if is_twice:
             _LOGGER.warning(
                 "%s; this run uses the same %s beside it, and both may run out of memory: --when_busy=wait waits, "

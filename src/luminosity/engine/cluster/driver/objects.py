@@ -6,16 +6,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.cluster.agent.block_desk import span_of
 from luminosity.engine.cluster.agent.ray_store import LAST_READ_S, RayStore, Store, read_first
+from luminosity.engine.cluster.driver.agents import RemoteAgent
 from luminosity.engine.data import wire
 from luminosity.errors import BlockLost
 
-__all__ = ["Keeper", "ObjectTable", "RemoteObject", "object_keys"]
+__all__ = ["ObjectTable", "RemoteObject", "object_keys"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -26,17 +27,6 @@ _ADVICE = (
     "start the pipeline again; with --checkpoint_dir=DIR, a folder that all nodes see, blocks are files there, and a "
     "run continues where it was"
 )
-
-
-class Keeper(Protocol):
-    """A node that holds copies of blocks."""
-
-    @property
-    def node_id(self) -> str: ...
-
-    def copy(self, reference: Any) -> tuple[Any, Any]:
-        """Return the references to a copy that this node will hold, and to its size, which is there once it does."""
-        ...
 
 
 @dataclass(eq=False)
@@ -84,7 +74,7 @@ class ObjectTable:
         self._lock = threading.Lock()
         self._arrived: dict[str, RemoteObject] = {}  # secured, and not yet found by the loop
         self._objects: dict[str, RemoteObject] = {}  # all, by key
-        self._keepers: dict[str, Keeper] = {}  # by node
+        self._keepers: dict[str, RemoteAgent] = {}  # by node
         self._held: dict[str, int] = {}  # bytes of copies on each node
         self._gone_workers: set[str] = set()
         self._lost_nodes: set[str] = set()
@@ -93,7 +83,7 @@ class ObjectTable:
 
     # Nodes
 
-    def add_keeper(self, keeper: Keeper) -> None:
+    def add_keeper(self, keeper: RemoteAgent) -> None:
         """Use a node for copies. It may be one that was lost and is back, with empty hands."""
         with self._lock:
             self._lost_nodes.discard(keeper.node_id)
@@ -219,7 +209,7 @@ class ObjectTable:
         """
         return self._driver_node in made.copies or len(self._staying(made)) > 1
 
-    def _choose(self, without: set[str]) -> Keeper | None:
+    def _choose(self, without: set[str]) -> RemoteAgent | None:
         """Return the node that holds the fewest bytes of copies."""
         free = [each for node, each in self._keepers.items() if node not in without | self._leaving_nodes]
         return min(free, key=lambda keeper: self._held.get(keeper.node_id, 0), default=None)

@@ -10,6 +10,7 @@ import functools
 import glob
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,23 +26,9 @@ __all__ = ["LocalPaths", "guard"]
 _LOGGER = logging.getLogger(__name__)
 
 _FIX = "use a path that all nodes see, such as a folder on NFS, or a bucket (gs://, s3://)"
-_OF_ONE_MACHINE = frozenset(
-    {
-        "bcachefs",
-        "btrfs",
-        "ext2",
-        "ext3",
-        "ext4",
-        "f2fs",
-        "overlay",
-        "ramfs",
-        "reiserfs",
-        "rootfs",
-        "tmpfs",
-        "xfs",
-        "zfs",
-    }
-)  # kinds of file systems; others are on a network, or may be
+_OF_ONE_MACHINE = re.compile(  # kinds of file systems; others are on a network, or may be
+    "bcachefs|btrfs|ext[234]|f2fs|overlay|ramfs|reiserfs|rootfs|tmpfs|xfs|zfs"
+)
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -170,4 +157,4 @@ def _is_of_one_machine(folder: str) -> bool:
                     best, kind = point, right.split(" ")[0]
     except OSError:
         return False  # it may be shared
-    return kind in _OF_ONE_MACHINE
+    return _OF_ONE_MACHINE.fullmatch(kind) is not None
