@@ -1,9 +1,16 @@
-"""``--pools``: the resource hints that a run follows, which need not be those in the pipeline's code.
+"""The resource hints that a run follows, which need not be those in the pipeline's code.
+
+``--pools`` chooses them:
 
 - ``hints``: the hints in the code.
 - ``uniform``: every worker gets the most that any step asks for, so all steps share one pool. A runner that can't give
   each step its own kind of worker does this.
 - ``fitted``: the hints of a file that ``lum advise --write`` or you wrote. Each replaces the same one in the code.
+
+A model that can use an accelerator gets one without a hint. Our own transforms annotate their steps with the
+accelerators that their models use. Beam's ``RunInference`` does not: its DoFn is unpickled to look at the handler, but
+only if there is a device to give. The request is soft. If the machine has no accelerator of a kind that the model uses,
+the pipeline stays as it is, and the step is fused with its neighbours as if it had never asked. A hint always decides.
 """
 
 from __future__ import annotations

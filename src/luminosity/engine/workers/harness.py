@@ -1,4 +1,4 @@
-"""The harness of a worker process: Beam's SDK harness with the engine's data channel and failure reports."""
+"""The harness of a worker process: Beam's SDK harness with the engine's data channel, failure reports and batches."""
 
 from __future__ import annotations
 
