@@ -1,4 +1,4 @@
-"""No page of the documentation says that something is missing while another page describes it."""
+"""Pages of the documentation do not contradict each other, and their prose is wrapped."""
 
 from __future__ import annotations
 
@@ -59,3 +59,21 @@ def test_denials_are_found() -> None:
         "A run does not survive its process.",
     ]
     assert _denials("This is not there yet, see [limits](limits.md).") == []
+
+
+def test_prose_is_wrapped_at_120_columns() -> None:
+    pages = [
+        *_ROOT.glob("*.md"),
+        *_ROOT.glob("docs/*.md"),
+        *_ROOT.glob("examples/*/*.md"),
+        *_ROOT.glob("benchmarks/*.md"),
+    ]
+    long: list[str] = []  # an address can't be wrapped
+    for page in pages:
+        prose = re.sub(r"^ *(`{3,}).*?^ *\1$|<!--.*?-->", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        long += [
+            f"{page.name}: {line}"
+            for line in prose.splitlines()
+            if len(re.sub(r"\(https?://\S+", "", line)) > 120 and line.lstrip()[0] not in "|!"
+        ]
+    assert long == []

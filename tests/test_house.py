@@ -17,11 +17,6 @@ _EXCEPTED = {
     "cli/main.py": "a command is imported when it is asked for, by its name",
     "engine/workers/forkserver.py": "imports ahead what steps in workers will import, and uses nothing of it",
     "inference/model_names.py": "finds the handler that a command line names",
-    # These reach for their reports, which stand above them.
-    "drift/online/detector.py": "a detector in a notebook",
-    "drift/result.py": "a result in a notebook",
-    "evaluation/description/result.py": "a description in a notebook",
-    "evaluation/result.py": "a result in a notebook",
 }
 
 
