@@ -51,7 +51,9 @@ def _again(folder: Path, *arguments: str) -> tuple[int, str, str]:
         [sys.executable, "-m", "tests.again", "-p", "no:cacheprovider", *arguments, "test_suite.py"],
         cwd=folder,
         env={
-            **os.environ,
+            **{
+                name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+            },  # of xdist's worker
             "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # most of a start is their imports
             "FLAKY_TESTS": str(flaky),

@@ -18,7 +18,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
-from luminosity.cli import show
+from luminosity.cli.common import output
 from luminosity.cli.main import main
 from luminosity.engine.reporting.reporter import new_run_id
 from luminosity.errors import RecordError, StepFailed
@@ -79,7 +79,7 @@ def test_a_narrow_terminal_shows_every_number_and_what_a_stage_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long names share the width with the last column, and a setup is one state however long it has lasted."""
-    monkeypatch.setattr(show, "_PIPED_WIDTH", 80)
+    monkeypatch.setattr(output, "_PIPED_WIDTH", 80)
     label = "[3]: Create + [3]: TableFromRows + [3]: Enrich + [3]: WriteTable + [3]: Another step"
     started = replace(a_run(run_id(1)), stages=(StageInfo("s1", label, "cpu"),))
     record = Recorder(tmp_path)

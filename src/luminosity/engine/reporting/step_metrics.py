@@ -301,7 +301,7 @@ class _Step:
 def _partition_label(step: str) -> str:
     """Return the name that the transform has in the pipeline, without its inner steps.
 
-    >>> _label("Live/Read reviews/Read/Process"), _label("Publish/Write")
+    >>> _partition_label("Live/Read reviews/Read/Process"), _partition_label("Publish/Write")
     ('Live/Read reviews', 'Publish')
     """
     return step.removesuffix("/Process").removesuffix("/Read").removesuffix("/Write")
