@@ -76,10 +76,14 @@ class ManualClock:
 
 
 class Task(Protocol):
+    """A thread, or what stands for one in a simulation."""
+
     def join(self, timeout: float | None = None) -> None: ...
 
 
 class Mailbox(Protocol):
+    """The queue of messages to the loop, with the methods of ``queue.SimpleQueue``."""
+
     def put(self, item: Any) -> None: ...
     def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
     def get_nowait(self) -> Any: ...
