@@ -33,6 +33,7 @@ from luminosity.io.stores.store import (
     Distance,
     PointStore,
     Staged,
+    StagedStore,
     StagedWriter,
     StoreAddress,
     Write,
@@ -50,7 +51,7 @@ _PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
-class EmbeddedCollection(PointStore):
+class EmbeddedCollection(PointStore, StagedStore):
     """A collection in a folder of this machine, which Qdrant's engine reads and writes in this process."""
 
     kind = "qdrant"
@@ -101,6 +102,11 @@ class EmbeddedCollection(PointStore):
             raise StoreError(
                 f"{address}: {owner.describe()} is writing it right now", fix="wait until that run has ended"
             )
+
+    @classmethod
+    def staging_place(cls, address: StoreAddress) -> str:
+        """Return the path of the collection in the folder."""
+        return os.path.join(address.where, address.collection)
 
     @classmethod
     def writer(cls, address: StoreAddress, columns: PointColumns, mode: WriteMode, run: str) -> StagedWriter:

@@ -29,8 +29,8 @@ from luminosity.io.stores.staging import StagedRows, staging_folders
 from luminosity.io.stores.store import (
     COUNTERS,
     Staged,
+    StagedStore,
     StagedWriter,
-    Store,
     StoreAddress,
     WriteMode,
     check_vectors,
@@ -45,7 +45,7 @@ _METRICS = {"cosine": "cosine", "dot": "dot", "euclid": "l2"}  # Lance has no Ma
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")  # Lance refuses other names, but only after all rows are written.
 
 
-class LanceStore(Store):
+class LanceStore(StagedStore):
     """A dataset as a store of points: rows with the same id replace each other. Its path is the whole address."""
 
     kind = "lance"

@@ -231,9 +231,10 @@ def check_sizes(known: dict[str, int], found: Mapping[str, int | None], columns:
     """Add the sizes of vectors that a batch tells to ``known``; raise if another batch told others."""
     for name, size in found.items():
         if size is not None and known.setdefault(name, size) != size:
+            less, more = sorted((size, known[name]))  # The order of batches is random.
             raise StoreError(
-                f"the vector {name or columns.vectors[name]!r} has {size} numbers in one batch and {known[name]} in "
-                "another, expected the same in all batches"
+                f"the vector {name or columns.vectors[name]!r} has {less} numbers in one batch and {more} in another, "
+                "expected the same in all batches"
             )
 
 

@@ -62,9 +62,9 @@ class SearchVectors(beam.PTransform[Any, Any]):
     ) -> None:
         """
         Args:
-            where: a Qdrant server's address (``http://...``), a folder that ``WriteQdrant`` wrote, or a Lance dataset,
-                a path that ends in ``.lance``.
-            collection: the name of the collection. A Lance dataset needs none.
+            where: a Qdrant server's address (``http://...``), a folder that ``WriteQdrant`` wrote, a Lance dataset (a
+                path that ends in ``.lance``), or a table of Postgres (``postgresql://me@host/db?table=...``).
+            collection: the name of the collection. A Lance dataset and an address with a table need none.
             vector_column: the column of the vectors to search for.
             using: the name of the vector to compare with; not needed if the collection has only one.
             limit: the most points of a row.

@@ -179,9 +179,9 @@ class StagedRows:
             with FileSystems.open(path, "application/octet-stream") as file, pa.ipc.open_stream(file) as reader:
                 common = reader.schema if common is None else common
                 if not reader.schema.equals(common):
+                    one, other = sorted((str(common), str(reader.schema)))  # The order of files is random.
                     raise StoreError(
-                        f"found rows with the columns\n{common}\nand others with\n{reader.schema}\n"
-                        "expected the same for all"
+                        f"found rows with the columns\n{one}\nand others with\n{other}\nexpected the same for all"
                     )
         return common
 

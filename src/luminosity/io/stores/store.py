@@ -1,6 +1,6 @@
 """The door to vector stores: what a store does, how it is addressed, and what is written and searched for.
 
-A new store is one file with a subclass of :class:`Store` or :class:`SharedStore`, named in ``kinds.py``.
+A new store is one file with a subclass of :class:`SharedStore` or :class:`StagedStore`, named in ``kinds.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = [
     "PointStore",
     "SharedStore",
     "Staged",
+    "StagedStore",
     "StagedWriter",
     "Store",
     "StoreAddress",
@@ -176,8 +177,6 @@ class Store(ABC):
     """What addresses look like, in messages."""
     has_collections: ClassVar[bool] = True
     """Whether an address needs the name of a collection."""
-    is_shared: ClassVar[bool] = False
-    """Whether workers write at the same time, to a :class:`SharedStore`; otherwise one step writes staged rows."""
 
     @abstractmethod
     def __init__(self, address: StoreAddress, on_retry: Callable[[], None] = lambda: None) -> None:
@@ -203,11 +202,6 @@ class Store(ABC):
         return {"path": where, "kind": cls.kind, "name": address.collection}
 
     @classmethod
-    def staging_place(cls, address: StoreAddress) -> str:
-        """Return the path beside which runs stage rows, if the store is not shared."""
-        return os.path.join(address.where, address.collection)
-
-    @classmethod
     @abstractmethod
     def check_reachable(cls, address: StoreAddress) -> None:
         """Raise if the client library is not installed here, or if no server responds. Asks for no collection."""
@@ -221,11 +215,6 @@ class Store(ABC):
     @abstractmethod
     def check_writable(cls, address: StoreAddress, mode: WriteMode) -> None:
         """Raise if it is known without asking a server that the collection can't be written."""
-
-    @classmethod
-    def writer(cls, address: StoreAddress, columns: PointColumns, mode: WriteMode, run: str) -> StagedWriter:
-        """Return what writes rows to a store that is not shared. ``run`` names a run with a checkpoint, or is empty."""
-        raise NotImplementedError
 
     @abstractmethod
     def vectors(self) -> dict[str, tuple[int, str]] | None:
@@ -246,6 +235,20 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release connections."""
+
+
+class StagedStore(Store):
+    """A store of files. Workers stage the rows of a table beside it, and one step writes them all."""
+
+    @classmethod
+    @abstractmethod
+    def staging_place(cls, address: StoreAddress) -> str:
+        """Return the path beside which runs stage rows."""
+
+    @classmethod
+    @abstractmethod
+    def writer(cls, address: StoreAddress, columns: PointColumns, mode: WriteMode, run: str) -> StagedWriter:
+        """Return what writes the staged rows. ``run`` names a run with a checkpoint, or is empty."""
 
 
 class PointStore(Store):
@@ -275,8 +278,6 @@ class SharedStore(PointStore):
     A table goes through ``begin``, ``prepare``, ``write``, ``publish`` and ``clean_up``, in steps that may run on
     different machines and may be repeated.
     """
-
-    is_shared = True
 
     @abstractmethod
     def begin(self, mode: WriteMode, owner: str) -> str:

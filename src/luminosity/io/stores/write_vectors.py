@@ -18,7 +18,16 @@ from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of
 from luminosity.io.stores.points import PointColumns
 from luminosity.io.stores.staging import write_staged
-from luminosity.io.stores.store import DISTANCES, Distance, IfExists, PointStore, Store, StoreAddress, WriteMode
+from luminosity.io.stores.store import (
+    DISTANCES,
+    Distance,
+    IfExists,
+    PointStore,
+    StagedStore,
+    Store,
+    StoreAddress,
+    WriteMode,
+)
 from luminosity.io.stores.write_shared import PointWrites, UpsertDoFn, write_panes, write_table
 from luminosity.io.writing.window_files import check_windows
 from luminosity.runs.run_ids import run_identity
@@ -71,9 +80,10 @@ class WriteVectors(beam.PTransform[Any, Any]):
         """
         Args:
             where: a Qdrant server's address (``http://...``), or a folder of this machine, in which Qdrant's engine
-                keeps the collection without a server; or a Lance dataset, a path that ends in ``.lance``.
+                keeps the collection without a server; a Lance dataset, a path that ends in ``.lance``; or a table of
+                Postgres (``postgresql://me@host/db?table=...``).
             collection: the name of the collection. It is created with the first row if it does not exist. A Lance
-                dataset needs none.
+                dataset and an address with a table need none.
             vectors: the column of the vector, or a mapping of vector names to columns. Nulls are left out; a row needs
                 at least one vector.
             id: a column of unsigned integers, UUIDs, or other texts, which become UUIDs and are kept in the payload.
@@ -156,7 +166,7 @@ class WriteVectors(beam.PTransform[Any, Any]):
         # A run that continues may have published the collection itself. The last step checks again.
         mode = replace(self._mode, if_exists="append") if identity.is_resumed else self._mode
         kind.check_writable(self._address, mode)
-        if kind.is_shared:
+        if not issubclass(kind, StagedStore):
             return (write_table if rows.is_bounded else write_panes)(rows, writes, identity)
         # A run with a checkpoint recognizes its own collection by the mark that it leaves there.
         run = f"{identity.run}-{identity.number(str(self._address))}" if identity.is_durable else ""

@@ -1,4 +1,4 @@
-"""Which advice counts: predicted bills tell what is needed, what saves something, and what has no gain.
+"""Chooses the advice that counts: predicted bills tell what is needed, what saves something, and what has no gain.
 
 For several pipelines there is advice on what they could share: one pipeline with models as branches, or accelerators.
 """
