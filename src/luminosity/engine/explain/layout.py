@@ -13,9 +13,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Layout", "Link", "Point", "Rectangle", "Size", "lay_out", "placed"]
+__all__ = ["Gaps", "Layout", "Link", "Point", "Rectangle", "Size", "lay_out"]
 
 _ORDER_SWEEPS = 12  # more find no better order in the plans tried
+_PLACE_SWEEPS = 24  # more move nothing visibly in the plans tried
+_DROP_PER_WIDTH = 0.12  # pixels of drop for each pixel that a link runs to the side
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The distances in a picture, in pixels."""
+
+    boxes: float = 28.0  # between two boxes of a layer
+    links: float = 14.0  # between two links that pass through a layer
+    least_drop: float = 26.0  # between two layers
+    most_drop: float = 64.0  # the same, if links run far to the side
+    ports: float = 18.0  # between the ends of two links at a box; 0: all end in its middle
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class Layers:
     segments: list[Segment]
 
 
-def layered(boxes: Sequence[str], links: Sequence[Link]) -> Layers:
+def _layered(boxes: Sequence[str], links: Sequence[Link]) -> Layers:
     """Assign layers by the longest path, and order each layer so that few links cross. ``links`` have no cycle."""
     depths = _depths(boxes, links)
     rows: list[list[Spot]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
@@ -141,23 +154,20 @@ def _crossings(rows: list[list[Spot]], below: dict[Spot, list[Spot]]) -> int:
     return count
 
 
-_SWEEPS = 24  # more move nothing visibly in the plans tried
-_BETWEEN_BOXES = 28.0  # pixels
-_BETWEEN_LINKS = 14.0  # pixels
 _Side = tuple[Spot, float]  # a neighbour in the row, and its least distance
 _Sides = tuple[_Side | None, _Side | None]
 
 
-def placed(layers: Layers, widths: Mapping[str, float]) -> dict[Spot, float]:
+def _placed(layers: Layers, widths: Mapping[str, float], gap: Gaps) -> dict[Spot, float]:
     """Return the middle of each spot, as near to its neighbours as order and widths allow. The leftmost edge is 0."""
     above: dict[Spot, list[Spot]] = defaultdict(list)
     below: dict[Spot, list[Spot]] = defaultdict(list)
     for upper, lower in layers.segments:
         above[lower].append(upper)
         below[upper].append(lower)
-    rows = [(row, _gaps(row, widths)) for row in layers.rows]
+    rows = [(row, _distances(row, widths, gap)) for row in layers.rows]
     xs = {spot: x for row, gaps in rows for spot, x in zip(row, _spread([0.0] * len(row), gaps), strict=True)}
-    for sweep in range(_SWEEPS):
+    for sweep in range(_PLACE_SWEEPS):
         neighbours = above if sweep % 2 == 0 else below
         for row, gaps in rows if sweep % 2 == 0 else reversed(rows):
             wanted: list[float] = []
@@ -221,11 +231,11 @@ def _width(spot: Spot, widths: Mapping[str, float]) -> float:
     return 0.0 if isinstance(spot, Bend) else widths[spot]
 
 
-def _gaps(row: list[Spot], widths: Mapping[str, float]) -> list[float]:
+def _distances(row: list[Spot], widths: Mapping[str, float], gap: Gaps) -> list[float]:
     """Return the least distance between the middles of each spot and the one before it."""
     gaps: list[float] = []
     for left, right in itertools.pairwise(row):
-        room = _BETWEEN_LINKS if isinstance(left, Bend) and isinstance(right, Bend) else _BETWEEN_BOXES
+        room = gap.links if isinstance(left, Bend) and isinstance(right, Bend) else gap.boxes
         gaps.append((_width(left, widths) + _width(right, widths)) / 2 + room)
     return gaps
 
@@ -250,9 +260,6 @@ def _spread(wanted: list[float], gaps: list[float]) -> list[float]:
     return [mean + offset for mean, offset in zip(means, offsets, strict=False)]
 
 
-_LEAST_DROP, _MOST_DROP = 26.0, 64.0  # pixels between layers; more if links run far to the side
-_DROP_PER_WIDTH = 0.12  # pixels of drop for each pixel that a link runs to the side
-_PORT_STEP = 18.0  # pixels between the ends of two links at a box
 Point = tuple[float, float]
 
 
@@ -298,23 +305,24 @@ class Layout:
     height: float
 
 
-def lay_out(sizes: Mapping[str, Size], links: Sequence[Link]) -> Layout:
+def lay_out(sizes: Mapping[str, Size], links: Sequence[Link], gaps: Gaps | None = None) -> Layout:
     """Place boxes of the given sizes and route the links between them. ``links`` have no cycle."""
-    layers = layered(list(sizes), links)
-    xs = placed(layers, {box: size.width for box, size in sizes.items()})
+    gaps = gaps or Gaps()
+    layers = _layered(list(sizes), links)
+    xs = _placed(layers, {box: size.width for box, size in sizes.items()}, gaps)
     depths = {spot: depth for depth, row in enumerate(layers.rows) for spot in row}
-    bands = _bands(layers, depths, sizes, xs)
+    bands = _bands(layers, depths, sizes, xs, gaps)
     boxes = {
         box: Rectangle(xs[box] - size.width / 2, bands[depths[box]][0], size.width, size.height)
         for box, size in sizes.items()
     }
-    routes = _routes(layers, depths, sizes, boxes, xs, bands)
+    routes = _routes(layers, depths, sizes, boxes, xs, bands, gaps.ports)
     edges = [box.right for box in boxes.values()] + [x for route in routes.values() for x, _ in route]
     return Layout(boxes, routes, max(edges, default=0.0), bands[-1][1] if bands else 0.0)
 
 
 def _bands(
-    layers: Layers, depths: dict[Spot, int], sizes: Mapping[str, Size], xs: dict[Spot, float]
+    layers: Layers, depths: dict[Spot, int], sizes: Mapping[str, Size], xs: dict[Spot, float], gaps: Gaps
 ) -> list[tuple[float, float]]:
     """Return the top and the bottom of each layer."""
     farthest = [0.0] * len(layers.rows)
@@ -322,7 +330,7 @@ def _bands(
         farthest[depths[lower]] = max(farthest[depths[lower]], abs(xs[upper] - xs[lower]))
     bands: list[tuple[float, float]] = []
     for row, aside in zip(layers.rows, farthest, strict=True):
-        drop = min(_MOST_DROP, max(_LEAST_DROP, aside * _DROP_PER_WIDTH))
+        drop = min(gaps.most_drop, max(gaps.least_drop, aside * _DROP_PER_WIDTH))
         top = bands[-1][1] + drop if bands else 0.0
         bands.append((top, top + max((sizes[spot].height for spot in row if isinstance(spot, str)), default=0.0)))
     return bands
@@ -335,9 +343,10 @@ def _routes(
     boxes: dict[str, Rectangle],
     xs: dict[Spot, float],
     bands: list[tuple[float, float]],
+    port_step: float,
 ) -> dict[Link, list[Point]]:
-    starts = _ports(layers.segments, sizes, xs, end=0)
-    ends = _ports(layers.segments, sizes, xs, end=1)
+    starts = _ports(layers.segments, sizes, xs, port_step, end=0)
+    ends = _ports(layers.segments, sizes, xs, port_step, end=1)
     routes: dict[Link, list[Point]] = defaultdict(list)
     for segment in layers.segments:
         upper, lower = segment
@@ -349,7 +358,7 @@ def _routes(
 
 
 def _ports(
-    segments: list[Segment], sizes: Mapping[str, Size], xs: dict[Spot, float], *, end: int
+    segments: list[Segment], sizes: Mapping[str, Size], xs: dict[Spot, float], port_step: float, *, end: int
 ) -> dict[Segment, float]:
     """Return where each segment touches the box at its upper (``end`` 0) or lower end (1).
 
@@ -363,7 +372,7 @@ def _ports(
         own.sort(key=lambda segment: xs[segment[1 - end]])
         step = 0.0
         if isinstance(spot, str) and sizes[spot].has_ports:
-            step = min(_PORT_STEP, sizes[spot].width / (len(own) + 1))
+            step = min(port_step, sizes[spot].width / (len(own) + 1))
         for index, segment in enumerate(own):
             ports[segment] = xs[spot] + step * (index - (len(own) - 1) / 2)
     return ports

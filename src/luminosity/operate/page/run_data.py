@@ -9,11 +9,13 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from luminosity.engine.explain.layout import Gaps, Link, Size, lay_out
 from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
 from luminosity.operate.cost.bill import Bill, bill_of
@@ -67,6 +69,12 @@ _LIVE_RUN_S = 0.5
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 Content = dict[str, Any]
 
+_BOX = {"width": 194, "height": 50}  # of a stage in the graph, in pixels
+_DIRECTIONS = {
+    "down": (_BOX["width"], _BOX["height"], Gaps(boxes=24, links=12, least_drop=34, most_drop=34, ports=0)),
+    "right": (_BOX["height"], _BOX["width"], Gaps(boxes=16, links=12, least_drop=46, most_drop=46, ports=0)),
+}
+
 # The columns of the page's tables that show a number of a view as it is.
 _NUMBERS = {
     name: [asdict(each) for each in numbers_of(view) if each.title]
@@ -82,7 +90,42 @@ class Run:
         self.number: int = content["number"]
         names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
         parts = {name: content[name] for name in names}
-        self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost, "numbers": _NUMBERS}))
+        shown = {"numbers": _NUMBERS, "layouts": _graph(content["started"]["stages"])}
+        self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost, **shown}))
+
+
+def _graph(stages: Sequence[Content]) -> Content:
+    """Return where the page draws the stages of a run and the links between them, for both directions of the flow."""
+    places = {stage["id"]: place for place, stage in enumerate(stages)}
+    # A stage stands behind those that it reads: other links of a damaged record would make a circle.
+    links = tuple(
+        (source, stage["id"])
+        for stage in stages
+        for source in dict.fromkeys([*stage.get("reads_from", ()), *stage.get("side_inputs_from", ())])
+        if places.get(source, len(stages)) < places[stage["id"]]
+    )
+    return _layouts(tuple(places), links)
+
+
+@lru_cache(_MOST_RUNS)  # the stages of a run don't change while it is followed
+def _layouts(stages: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Content:
+    """Return places in pixels, across and along the flow: the middles of boxes, and the points of each link."""
+    found: Content = {}
+    for direction, (across, along, gaps) in _DIRECTIONS.items():
+        drawn = lay_out(dict.fromkeys(stages, Size(across, along)), [Link(*link) for link in links], gaps)
+        found[direction] = {
+            "at": {
+                stage: (round(box.left + across / 2, 1), round(box.top + along / 2, 1))
+                for stage, box in drawn.boxes.items()
+            },
+            "routes": [
+                {"from": link.source, "to": link.target, "points": [(round(x, 1), round(y, 1)) for x, y in points[1:]]}
+                for link, points in drawn.routes.items()
+            ],
+            "across": round(drawn.width, 1),
+            "along": round(drawn.height, 1),
+        }
+    return found
 
 
 class RunFiles:

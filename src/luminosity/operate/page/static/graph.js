@@ -1,12 +1,11 @@
 // The graph of a run's stages: coloured by status, with the stage that sets the pace and whom it holds back.
 
 import { h, replaceAll, s, setAttributes, setText } from "./dom.js";
-import { layOut } from "./layout.js";
 import { isStepOf } from "./run_state.js";
 import { glyph, glyphAt, stageKind, stageWords } from "./status.js";
 import { percent, rate, shortened } from "./words.js";
 
-const WIDTH = 194; // of a box, in pixels
+const WIDTH = 194; // of a box, in pixels, as the server lays them out (run_data.py)
 const HEIGHT = 50;
 const MARGIN = 16;
 const LABEL_ROOM = WIDTH - 40;
@@ -20,13 +19,12 @@ export class Graph {
   #nodes = new Map();
   #edges = [];
   #scale = null; // null: fit
-  #layouts = {};
   #direction = "";
   #focused = null;
 
   /** `onChoose(stageId)` is called for a stage that the reader clicks. */
-  constructor(stages, { onChoose }) {
-    Object.assign(this, { stages, onChoose });
+  constructor(stages, layouts, { onChoose }) {
+    Object.assign(this, { stages, layouts, onChoose });
     this.ids = new Set(stages.map((stage) => stage.id));
     this.links = stages.flatMap((stage) => [
       ...(stage.reads_from ?? []).map((from) => ({ from, to: stage.id, isSide: false })),
@@ -44,12 +42,7 @@ export class Graph {
   }
 
   #layout(direction) {
-    if (!this.#layouts[direction]) {
-      const isDown = direction === "down";
-      const boxes = this.stages.map((stage) => ({ id: stage.id, across: isDown ? WIDTH : HEIGHT, along: isDown ? HEIGHT : WIDTH }));
-      this.#layouts[direction] = layOut(boxes, this.links, { between: isDown ? 24 : 16, layerGap: isDown ? 34 : 46 });
-    }
-    const found = this.#layouts[direction];
+    const found = this.layouts[direction];
     const [width, height] = direction === "down" ? [found.across, found.along] : [found.along, found.across];
     return { ...found, width: width + 2 * MARGIN, height: height + 2 * MARGIN };
   }
@@ -95,13 +88,14 @@ export class Graph {
     this.#direction = direction;
     const toPoint = ([across, along]) => (direction === "down" ? [across + MARGIN, along + MARGIN] : [along + MARGIN, across + MARGIN]);
     const head = (name) => s("marker", { id: `head-${name}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" }, s("path", { class: `head ${name}`, d: "M0 0 8 4 0 8z" }));
-    this.#edges = layout.routes.map(({ link, points }) => {
+    const routes = new Map(layout.routes.map((route) => [`${route.from} ${route.to}`, route.points]));
+    this.#edges = this.links.filter((link) => routes.has(`${link.from} ${link.to}`)).map((link) => {
+      const points = routes.get(`${link.from} ${link.to}`);
       const element = s("path", { d: curve(points.map(toPoint), direction), "marker-end": "url(#head-plain)" });
       return { link, element };
     });
     const nodes = this.stages.map((stage) => {
-      const { across, along } = layout.at.get(stage.id);
-      const [x, y] = toPoint([across, along]);
+      const [x, y] = toPoint(layout.at[stage.id]);
       return this.#node(stage, x - WIDTH / 2, y - HEIGHT / 2);
     });
     replaceAll(this.picture, s("defs", {}, head("plain"), head("holds")), ...this.#edges.map((edge) => edge.element), ...nodes);

@@ -9,7 +9,7 @@ const KEPT = "luminosity.graph"; // in the browser: whether the reader folded th
 /** Return the section. `onChoose(stageId)` is called for a stage that the reader chooses. */
 export function graphSection(run, { onChoose }) {
   const stages = run.started.stages ?? [];
-  const graph = new Graph(stages, { onChoose });
+  const graph = new Graph(stages, run.layouts, { onChoose });
   const toggle = h("button", { type: "button", class: "quiet", "aria-expanded": "true", "aria-controls": "graph-body", on: { click: () => fold(!graph.element.hidden) } });
   graph.element.id = "graph-body";
   const element = section("graph", "Stages", toggle, graph.element);

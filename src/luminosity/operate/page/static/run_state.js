@@ -66,6 +66,7 @@ export class RunState {
     this.state = data.state;
     this.number = data.number ?? 0;
     this.started = data.started;
+    this.layouts = data.layouts; // where the graph has its boxes and links
     this.numbers = data.numbers; // what the tables of stages and models show, as the server describes it
     this.ended = data.ended ?? null;
     this.cost = data.cost ?? null;
