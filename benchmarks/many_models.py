@@ -81,7 +81,7 @@ Ask = Callable[[int, list[float]], list[float]]
 
 def our_host(paths: list[str]) -> Ask:
     from luminosity.inference.host.host import ModelHost
-    from luminosity.inference.host.lane import LaneSettings
+    from luminosity.inference.host.interface import LaneSettings
 
     host = ModelHost(budget=_FIT * _BYTES)
     lanes = [host.enter(name, lambda path=path: MatrixHandler(path), LaneSettings()) for name, path in enumerate(paths)]

@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.adapt import ModelSet, check_batching, check_files, check_handler
-from luminosity.inference.host.model import Clock
+from luminosity.inference.host.interface import Clock
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock

@@ -17,7 +17,7 @@ from luminosity import Handler
 from luminosity.inference.adapting import isolated
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.interface import LaneSettings
 from tests.processes import wait_for
 
 SCRIPT = """

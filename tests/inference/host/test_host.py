@@ -18,11 +18,10 @@ from luminosity.errors import ModelTooLarge
 from luminosity.inference import memory
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.blocks import rows
-from luminosity.inference.host import host as host_module
+from luminosity.inference.host import device as device_module
 from luminosity.inference.host import model as host_model
 from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.work import Outcome
+from luminosity.inference.host.interface import LaneSettings, Outcome
 from tests.marks import note, wait_for_file
 
 _PATIENCE_S = 120
@@ -103,7 +102,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_threads_and_models_go_when_nobody_needs_them_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "_IDLE_S", 0.1)
+    monkeypatch.setattr(device_module, "_IDLE_S", 0.1)
     before = host_threads()
     host, handler = ModelHost(), Doubler()
     for _ in range(2):
@@ -113,7 +112,7 @@ def test_threads_and_models_go_when_nobody_needs_them_and_come_back(monkeypatch:
 
 
 def test_a_model_goes_while_another_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "_IDLE_S", 0.1)
+    monkeypatch.setattr(device_module, "_IDLE_S", 0.1)
     host = ModelHost()
     old, new = (host.enter(name, Doubler, LaneSettings()) for name in ("old", "new"))
     host.load(old)
@@ -397,5 +396,5 @@ def test_many_sessions_on_many_threads(as_arrow: bool) -> None:
         thread.join(_PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads), "the host never responded"
     assert problems == []
-    until(lambda: not host._in_flight.running)
+    until(lambda: not host._device.in_flight.running)
     host.check_integrity()

@@ -10,7 +10,7 @@ from luminosity import Handler
 from luminosity.inference.batching.policy import BatchPolicy
 from luminosity.inference.host import lane as lane_module
 from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.interface import LaneSettings
 
 
 class Adds(Handler[int, int, int]):

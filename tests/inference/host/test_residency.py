@@ -17,14 +17,12 @@ import pytest
 from luminosity import Handler
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.host import model as host_model
-from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.hosts import model_budget
-from luminosity.inference.host.interface import Ahead
-from luminosity.inference.host.lane import Lane, LaneSettings
-from luminosity.inference.host.model import Family, LoadStats, Model
+from luminosity.inference.host.host import ModelHost, model_budget
+from luminosity.inference.host.interface import Ahead, Family, LaneSettings, LoadStats
+from luminosity.inference.host.lane import Batch, Lane, Stage
 from luminosity.inference.host.model import Loaded as AsLoaded
+from luminosity.inference.host.model import Model
 from luminosity.inference.host.residency import Residency
-from luminosity.inference.host.work import Batch, Stage
 
 _PATIENCE_S = 120
 _MODELS, _FIT, _SIZE = 20, 5, 100
@@ -349,19 +347,19 @@ def test_a_batch_that_is_tried_again_before_the_first_try_is_put_away(monkeypatc
     handler = FirstBatchIsTooMuch(machine)
     lane = host.enter(1, lambda: handler, LaneSettings(timeout=_PATIENCE_S))
     ask(host, idle, [1])
-    put_back, put_away = host._put_back, threading.Event()
+    put_back, put_away = host._device._put_back, threading.Event()
 
     def slow_put_back(batch: Batch) -> None:
         put_back(batch)
         assert handler.second_runs.wait(_PATIENCE_S)
         put_away.set()
 
-    monkeypatch.setattr(host, "_put_back", slow_put_back)
+    monkeypatch.setattr(host._device, "_put_back", slow_put_back)
     session = host.open()
     session.submit(lane, [1], np.ones(1), None)
     assert put_away.wait(_PATIENCE_S)
     until(lambda: lane.model.slots._value == 1)  # pyright: ignore[reportAttributeAccessIssue]
-    assert [batch.stage for batch in host._in_flight.running] == [Stage.COMPUTING]
+    assert [batch.stage for batch in host._device.in_flight.running] == [Stage.COMPUTING]
     handler.may_end.set()
     assert [outcome.error for outcomes in session.finish() for outcome in outcomes] == [None]
 

@@ -17,8 +17,7 @@ import pytest
 
 from luminosity import Handler
 from luminosity.errors import HostUnavailable
-from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.work import Outcome
+from luminosity.inference.host.interface import LaneSettings, Outcome
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.shared_host import connections

@@ -1,4 +1,4 @@
 """The model host: owns the models of one device in one process and runs their batches.
 
-:mod:`~luminosity.inference.host.host` describes how the parts work together.
+:mod:`~luminosity.inference.host.device` describes how the parts work together.
 """

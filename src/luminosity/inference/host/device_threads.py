@@ -8,19 +8,27 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from apache_beam.runners.worker import statesampler
+
+from luminosity._shared.hangs import Frames, frames_of
+from luminosity._shared.user_code import is_users
 from luminosity.errors import EndpointError, HandlerError
 from luminosity.inference.blocks import Block, as_block
 from luminosity.inference.handler import noting
-from luminosity.inference.host.work import Batch, Outcome, Stage, Submitter, as_part_of
+from luminosity.inference.host.interface import Outcome
+from luminosity.inference.host.lane import Batch, Stage, Submitter
 
-__all__ = ["BatchCallbacks", "DeviceThreads", "InFlight"]
+__all__ = ["BatchCallbacks", "DeviceThreads", "InFlight", "stacks_at_work"]
 _SWITCH_S = 0.0005  # each wait for the interpreter of the thread that feeds the device is idle time of the device
 _COLLATED = 1  # batches that wait to be computed; more would only hold memory
 _COMPUTED = 2  # batches that wait to be handed back
+_AT_WORK = frozenset({"_predict", "_collate", "_collect", "load"})  # functions around the calls of a handler
+_MOST_STACKS = 4  # models that compute several batches at once have as many threads
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ class DeviceThreads:
         if copy is None:
             self._calls.put_back(batch)
             return None
-        with as_part_of(batch.parts[0][0].session.step), noting() as notes:
+        with _as_part_of(batch.parts[0][0].session.step), noting() as notes:
             batch.started, batch.started_ns = self._now(), lane.settings.clock.time_ns()
             try:
                 outputs = lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args)
@@ -164,7 +172,7 @@ class DeviceThreads:
     def _collect(self, batch: Batch, outputs: Any) -> None:
         handler = batch.lane.handler
         try:
-            with as_part_of(batch.parts[0][0].session.step):
+            with _as_part_of(batch.parts[0][0].session.step):
                 handler.wait(outputs)
                 ready, ready_ns = self._now(), batch.lane.settings.clock.time_ns()
                 values, model_id = as_block(handler.collect(outputs)), handler.model_id
@@ -253,3 +261,41 @@ class InFlight:
     def _count_failed_run(self, batch: Batch, now: float) -> None:
         """Count the time of a failed batch: a model that only fails has had its turn like any other."""
         batch.lane.model.run_seconds += now - (batch.started or batch.begun)
+
+
+class _OneStep:
+    """Replaces Beam's state tracker in a thread that belongs to no bundle: it knows one step."""
+
+    def __init__(self, step: Any) -> None:
+        self._step = step
+
+    def current_state(self) -> Any:
+        return self._step
+
+    def update_metric(self, name: Any, value: Any) -> None:
+        if self._step.metrics_container is not None:
+            self._step.metrics_container.get_metric_cell(name).update(value)
+
+
+@contextmanager
+def _as_part_of(step: Any) -> Generator[None]:
+    """Count what this thread counts and logs for that step; Beam finds the step by the thread."""
+    if step is None:
+        yield
+        return
+    statesampler.set_current_tracker(_OneStep(step))
+    try:
+        yield
+    finally:
+        statesampler.set_current_tracker(None)
+
+
+def stacks_at_work() -> list[Frames]:
+    """Return the stacks of this process's threads that load a model or work on a batch, from the user's code on."""
+    threads = [thread.ident or 0 for thread in threading.enumerate() if thread.name.startswith("model-host-")]
+    found: list[Frames] = []
+    for frames in map(frames_of, threads):
+        if _AT_WORK.intersection(frame.f_code.co_name for frame, _ in frames):
+            first = next((place for place, (frame, _) in enumerate(frames) if is_users(frame)), 0)
+            found.append(frames[first:])
+    return found[:_MOST_STACKS]

@@ -1,49 +1,157 @@
-"""A lane: the queue of examples for one model version at a host; and the order in which lanes get a batch."""
+"""A lane queues the blocks that sessions submit to one model version, and cuts batches; and the order of lanes."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol
 
 import numpy as np
 
 from luminosity.inference.batching.backlog import Backlog, QueuedExamples
 from luminosity.inference.batching.policy import BatchPolicy, Cut
+from luminosity.inference.blocks import Block, Indices, concat, piece, take
 from luminosity.inference.handler import Handler, limits_of
-from luminosity.inference.host.model import Clock, Family, Model
-from luminosity.inference.host.work import Batch, Submission
+from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome
+from luminosity.inference.host.model import Model
 
-__all__ = ["Lane", "LaneQueue", "LaneSettings"]
+__all__ = ["Batch", "Lane", "LaneQueue", "Stage", "Submission", "Submitter"]
+
 _LEAST_QUEUE = 2048  # examples; enough to cut the first batches by cost
 _MOST_QUEUE = 65_536  # examples; more would not make batches better
 _BATCHES_QUEUED = 16  # enough to find examples of similar cost for each batch
 _QUEUE_BYTES = 256_000_000  # a lane that holds more takes no new blocks
+_LOOK_WHEN_IDLE = 16  # lanes that wait for more examples; an idle device may take one of them earlier
 
 
-@dataclass(frozen=True)
-class LaneSettings:
-    """How a transform wants its model to be run."""
+class Submitter(Protocol):
+    """The session that submitted a block, as lanes and batches see it. The host's lock protects every member."""
 
-    model: Hashable = None
-    """Lanes that name the same model share its copies; None: the model belongs to this lane."""
-    family: Family | None = None
-    """Limits how many related models are in memory at once."""
-    label: str = ""
-    """The model's name in messages."""
-    inference_args: dict[str, Any] | None = None
-    isolate_failures: bool = False
-    """Whether to find the examples at fault when a batch fails, by halving it."""
-    timeout: float | None = None
-    """Seconds for one batch, including the load of the model if it is not yet in memory."""
-    clock: Clock = time
-    longest_wait: float = math.inf
-    """Seconds that examples wait for a full batch, unless the handler's author says it."""
+    step: Any
+    """The Beam step that the model's own metrics and logs belong to."""
+    closed: bool
+    waiting: bool
+    """Whether the session's thread is blocked until the host makes progress."""
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Hand an outcome to the session."""
+
+    def count(self, lane: Lane, stats: BatchStats) -> None:
+        """Record the statistics of one batch."""
+
+    def moved(self, old: Lane, new: Lane) -> None:
+        """Note that examples of this session moved from one lane to another."""
+
+
+@dataclass(eq=False)
+class Submission:
+    """A block that a session submitted; its examples may go to different batches."""
+
+    session: Submitter
+    prepared: Block
+    tag: Any
+    """Any value; the submitter gets it back with the outcomes."""
+    left: int
+    """How many examples are still in the lane."""
+    size: int
+    """Bytes of the block."""
+
+
+class Stage(Enum):
+    """The kind of device thread that a batch occupies."""
+
+    WAITING = auto()
+    COMPUTING = auto()
+    RETURNING = auto()
+
+
+@dataclass(eq=False)
+class Batch:
+    """Examples that the model computes in one call, grouped by submission."""
+
+    lane: Lane
+    parts: list[tuple[Submission, Indices]]
+    longest: float
+    useful: float
+    budget: float
+    waited: float
+    inputs: Any = None
+    due_from: float | None = None
+    """When its timeout began to run; None before the computation starts."""
+    begun: float = 0.0
+    """When the batch was cut."""
+    started: float = 0.0
+    """When the computation started; 0 if it never did."""
+    started_ns: int = 0
+    stage: Stage = Stage.WAITING
+    abandoned: bool = False
+    """Whether the batch exceeded its timeout; its examples have failed, and its thread's result is ignored."""
+    stats: BatchStats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stats = BatchStats(self.count, self.useful, self.padded, self.budget, self.waited)
+
+    @property
+    def count(self) -> int:
+        """The number of examples."""
+        return sum(len(places) for _, places in self.parts)
+
+    @property
+    def padded(self) -> float:
+        """The cost of the batch when every example is padded to the longest one."""
+        return self.longest * self.count
+
+    def is_wanted(self) -> bool:
+        """Return whether a session still waits for any of the examples."""
+        return any(not submission.session.closed for submission, _ in self.parts)
+
+    def counting_session(self) -> Submitter:
+        """Return the session that records this batch: the first one that is still open."""
+        sessions = [submission.session for submission, _ in self.parts]
+        return next((each for each in sessions if not each.closed), sessions[0])
+
+    def prepared(self) -> Block:
+        """Return all examples as one block."""
+        return concat([take(submission.prepared, places) for submission, places in self.parts])
+
+    def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
+        """Return one successful outcome per submission, with the session that gets it."""
+        outcomes: list[tuple[Submitter, Outcome]] = []
+        done = 0
+        for submission, places in self.parts:
+            part = piece(values, done, done + len(places))
+            done += len(places)
+            outcomes.append((submission.session, Outcome(submission.tag, places, part, None, model_id)))
+        return outcomes
+
+    def failures(self, error: BaseException, batch_count: int) -> list[tuple[Submitter, Outcome]]:
+        """Return one failed outcome per submission, with the session that gets it."""
+        return [
+            (submission.session, Outcome(submission.tag, places, None, error, None, batch_count))
+            for submission, places in self.parts
+        ]
+
+    def again(self) -> Batch:
+        """Return a new batch of the same examples: a thread may still hold this one."""
+        return Batch(self.lane, self.parts, self.longest, self.useful, self.budget, self.waited)
+
+    def halves(self) -> list[Batch]:
+        """Return the same examples as two batches. Costs are halved, not looked up: they are only estimates."""
+        middle = self.count // 2
+        first: list[tuple[Submission, Indices]] = []
+        second: list[tuple[Submission, Indices]] = []
+        seen = 0
+        for submission, places in self.parts:
+            here = int(np.clip(middle - seen, 0, len(places)))
+            seen += len(places)
+            first += [(submission, places[:here])] if here else []
+            second += [(submission, places[here:])] if here < len(places) else []
+        return [Batch(self.lane, parts, self.longest, self.useful / 2, self.budget, 0.0) for parts in (first, second)]
 
 
 class Lane:
@@ -77,10 +185,6 @@ class Lane:
         self._last_number = 0
         self._queued_bytes = 0
         self._largest_batch = 0
-
-    def add(self, submission: Submission, costs: Any, weights: Any, now: float) -> None:
-        """Queue all examples of a new submission."""
-        self.receive(submission, QueuedExamples.new(costs, weights, now))
 
     def has_work(self) -> bool:
         """Return whether any example waits. Called often, for every lane."""
@@ -130,10 +234,6 @@ class Lane:
         self.retries.extendleft(reversed(batches))
         self._changed(self)
 
-    def begin_producing(self) -> None:
-        """Note that one more session may submit examples before it waits for outcomes."""
-        self.producing += 1
-
     def end_producing(self) -> None:
         """Note that a session waits or ends, so that the lane need not wait for its examples."""
         self.producing -= 1
@@ -181,9 +281,6 @@ class Lane:
                 self._queued_bytes -= submission.size
         waited = float((now - taken.since).sum())
         return Batch(self, parts, float(taken.costs[0]), float(taken.costs.sum()), cut.budget, waited)
-
-
-_LOOK_WHEN_IDLE = 16  # lanes that wait for more examples; an idle device may take one of them earlier
 
 
 class LaneQueue:

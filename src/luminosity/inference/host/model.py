@@ -8,18 +8,16 @@ import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from luminosity.core import resident_bytes
 from luminosity.inference.handler import Handler
+from luminosity.inference.host.interface import Clock, Family, LoadStats
 from luminosity.inference.memory import forget_frames, is_out_of_memory, model_bytes, release_memory
 
 __all__ = [
-    "Clock",
     "Dropped",
-    "Family",
     "LoadCallbacks",
-    "LoadStats",
     "Loaded",
     "Model",
     "State",
@@ -27,23 +25,6 @@ __all__ = [
     "drop_in_background",
     "start_load",
 ]
-
-
-class Clock(Protocol):
-    """A source of time for Beam's metrics: the module ``time``, or a test's clock."""
-
-    def time_ns(self) -> int:
-        """Return the time in nanoseconds."""
-        ...
-
-
-@dataclass(frozen=True)
-class LoadStats:
-    """How long a load took, and the bytes that all copies of the model take together, for metrics."""
-
-    milli_secs: int
-    num_bytes: int
-    copies: int = 1
 
 
 @dataclass
@@ -61,14 +42,6 @@ class Loaded:
         """Return the copies, for the caller to drop, and their size; this object no longer refers to them."""
         copies, self.copies = self.copies, ()
         return copies, self.size
-
-
-@dataclass(frozen=True)
-class Family:
-    """Models of which at most ``most`` may be in memory at once, as ``max_models_per_worker_hint`` says."""
-
-    name: Hashable
-    most: int
 
 
 class State(Enum):

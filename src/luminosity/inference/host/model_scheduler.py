@@ -13,8 +13,9 @@ from luminosity._shared.text import format_bytes
 from luminosity.core import WorkerShare
 from luminosity.errors import Fix, ModelTooLarge
 from luminosity.inference.handler import Handler
+from luminosity.inference.host.interface import Clock, Family
 from luminosity.inference.host.lane import Lane
-from luminosity.inference.host.model import Clock, Dropped, Family, Loaded, Model, State
+from luminosity.inference.host.model import Dropped, Loaded, Model, State
 from luminosity.inference.host.residency import Residency
 
 __all__ = ["Decision", "Load", "ModelScheduler"]

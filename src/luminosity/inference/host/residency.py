@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from luminosity.inference.host.model import Family, Model
+from luminosity.inference.host.interface import Family
+from luminosity.inference.host.model import Model
 
 __all__ = ["Residency", "Verdict"]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 from luminosity._shared.hangs import Wait, waiting_for
+from luminosity.inference.batching.backlog import QueuedExamples
 from luminosity.inference.blocks import Block, size
-from luminosity.inference.host.lane import Lane
-from luminosity.inference.host.work import BatchStats, Outcome, Submission
+from luminosity.inference.host.interface import BatchStats, Outcome
+from luminosity.inference.host.lane import Lane, Submission
 
 __all__ = ["DescribeWait", "Session", "WaitUntil"]
 
@@ -68,7 +69,7 @@ class Session:
                 self._wait_until(lane.has_room)
             self._resume(lane)
             self._pending += len(prepared)
-            lane.add(submission, costs, weights, self._now())
+            lane.receive(submission, QueuedExamples.new(costs, weights, self._now()))
             self._lock.notify_all()
 
     def ready(self) -> list[Outcome]:
@@ -118,7 +119,7 @@ class Session:
         self._use(new)
         if old in self._producing and new not in self._producing:
             self._producing.add(new)
-            new.begin_producing()
+            new.producing += 1
 
     def _use(self, lane: Lane) -> None:
         self._lanes.add(lane)
@@ -130,7 +131,7 @@ class Session:
         for each in [lane] if self._producing else self._lanes:
             if each not in self._producing:
                 self._producing.add(each)
-                each.begin_producing()
+                each.producing += 1
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         self._pause()

@@ -13,8 +13,8 @@ from apache_beam.ml.inference.base import PredictionResult
 from luminosity.inference.blocks import rows
 from luminosity.inference.files.local import use_cache
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.hosts import host_of
-from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.host import host_of
+from luminosity.inference.host.interface import LaneSettings
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.preparing import Prepared, Preparer
 from luminosity.inference.serving.requests import RequestError

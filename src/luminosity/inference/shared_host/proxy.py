@@ -19,10 +19,7 @@ from luminosity._shared.hangs import Wait, waiting_for
 from luminosity.errors import HostUnavailable
 from luminosity.inference.blocks import Block, Indices, take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.interface import Ahead
-from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.model import LoadStats
-from luminosity.inference.host.work import BatchStats, Outcome
+from luminosity.inference.host.interface import Ahead, BatchStats, LaneSettings, LoadStats, Outcome
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections

@@ -12,13 +12,10 @@ from apache_beam.internal import pickler
 
 from luminosity._shared.hangs import Wait
 from luminosity.inference.files.local import use_cache
-from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.hosts import host_of
-from luminosity.inference.host.interface import Ahead
+from luminosity.inference.host.host import ModelHost, host_of
+from luminosity.inference.host.interface import Ahead, BatchStats, LoadStats, Outcome
 from luminosity.inference.host.lane import Lane
-from luminosity.inference.host.model import LoadStats
 from luminosity.inference.host.session import Session
-from luminosity.inference.host.work import BatchStats, Outcome
 from luminosity.inference.ipc.channel import Channel
 from luminosity.inference.ipc.pickling import PortableError
 from luminosity.inference.shared_host.requests import LaneSpec, UnknownLane, respond

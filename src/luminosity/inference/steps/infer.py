@@ -14,7 +14,7 @@ from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.blocks import join, rows, take
-from luminosity.inference.host.work import Outcome
+from luminosity.inference.host.interface import Outcome
 from luminosity.inference.steps.messages import Failed, PreparedBlock, ResultBlock, at_fault, describe_failure, earliest
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions, load_models, release_models

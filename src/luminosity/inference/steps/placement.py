@@ -14,10 +14,8 @@ from luminosity.core import WorkerShare
 from luminosity.errors import ModelTooLarge
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.host import ModelHost
-from luminosity.inference.host.hosts import device_of, host_of
-from luminosity.inference.host.interface import Host
-from luminosity.inference.host.lane import LaneSettings
+from luminosity.inference.host.host import ModelHost, device_of, host_of
+from luminosity.inference.host.interface import Host, LaneSettings
 from luminosity.inference.shared_host.proxy import shared_host_of
 from luminosity.inference.steps.settings import StepSettings
 

@@ -21,10 +21,7 @@ from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.adapting.wrapping import NewVersion, RegisteredHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.interface import Ahead, Host
-from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.model import Family, LoadStats
-from luminosity.inference.host.work import BatchStats
+from luminosity.inference.host.interface import Ahead, BatchStats, Family, Host, LaneSettings, LoadStats
 from luminosity.inference.steps.messages import PreparedBlock
 from luminosity.inference.steps.placement import PlacedLane, Placement
 from luminosity.inference.steps.settings import StepSettings

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from apache_beam.runners.worker import statesampler
+
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.blocks import Block
-from luminosity.inference.host.interface import Host, HostSession
-from luminosity.inference.host.work import Outcome, current_step
+from luminosity.inference.host.interface import Host, HostSession, Outcome
 from luminosity.inference.steps.routing import EnteredLane, LaneRouter
 from luminosity.inference.steps.settings import StepSettings
 
@@ -27,7 +28,9 @@ class Sessions:
         """Submit a block to a lane; block while the lane is full. The tag comes back with the outcomes."""
         session = self._open.get(entered.host)
         if session is None:
-            session = self._open[entered.host] = entered.host.open(current_step())
+            tracker = statesampler.get_current_tracker()  # None outside a bundle
+            step = None if tracker is None else tracker.current_state()
+            session = self._open[entered.host] = entered.host.open(step)
         session.submit(entered.lane, prepared, costs, tag, weights)
         self._used.add(entered)
 

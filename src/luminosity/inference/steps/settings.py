@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.inference.files.local import use_cache
-from luminosity.inference.host.model import Clock
+from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.versions import RegistryWatch, Watch

@@ -11,9 +11,8 @@ import numpy as np
 
 from luminosity.inference.blocks import piece, rows
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.hosts import host_of
-from luminosity.inference.host.lane import LaneSettings
-from luminosity.inference.host.work import BatchStats, Outcome
+from luminosity.inference.host.host import host_of
+from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome
 from luminosity.inference.preparing import Preparer
 
 __all__ = ["Measurement", "ModelUnderTest", "preparing_rate"]
