@@ -10,7 +10,7 @@ import numpy as np
 
 from luminosity.drift import RBF, MMDTestResult, mmd2, mmd_test
 from luminosity.drift.sums import accelerated
-from luminosity.drift.sums.gpu_kernels import plain_pairs
+from luminosity.drift.sums.accelerated import plain_pairs
 
 _ROWS, _WIDTH = 1_000_000, 50
 _CHECKED_ROWS = 50_000  # rows for which single precision is compared with double

@@ -14,7 +14,7 @@ from typing import Any
 
 from luminosity.drift import DriftHistory, DriftResult, DriftTest
 from luminosity.drift.by_key import compare_keys_with
-from luminosity.drift.watch.compare_round import RoundSettings, compare_round
+from luminosity.drift.watch.rounds import RoundSettings, compare_round
 
 _LEVEL = 0.01
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from luminosity.drift import RBF
-from luminosity.drift.permutation.permute import estimates, null_estimates, observed_side
-from luminosity.drift.sums.accelerated import PairSums, accelerated_sums
+from luminosity.drift.mmd.permutations import estimates, null_estimates, observed_side
+from luminosity.drift.sums.accelerated import PairSums, accelerated_sums, fused_pairs, plain_pairs
 from luminosity.drift.sums.bin_sums import bin_sums
 from luminosity.drift.sums.bins import BinCounts
-from luminosity.drift.sums.gpu_kernels import fused_pairs, plain_pairs
 
 
 @pytest.mark.parametrize("pair_sums", [partial(fused_pairs, interpret=True), plain_pairs], ids=["fused", "plain"])

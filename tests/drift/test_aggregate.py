@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from luminosity.drift import RBF, Aggregate, BlockKernel, Laplacian, Linear, mmd_test
-from luminosity.drift.permutation.conclude import p_value
-from luminosity.drift.permutation.permute import fused
+from luminosity.drift.mmd.permutations import fused, p_value
 from luminosity.errors import DriftError
 
 _ROWS = np.random.default_rng(0).normal(size=(300, 4))

@@ -10,7 +10,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from luminosity.drift import distance_blocks, pairwise_distances
-from luminosity.drift.pairwise import Metric
+from luminosity.drift.distances import Metric
 from luminosity.errors import DriftError
 
 _THEIRS = {"manhattan": "cityblock"}

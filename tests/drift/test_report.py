@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from luminosity.drift import RBF, Linear, MMDTestResult, PastTest, Polynomial, RowKernel, mmd_test, write_report
-from luminosity.drift.witness_function import strongest_kernel
+from luminosity.drift.mmd.witness import strongest_kernel
 from luminosity.errors import DriftError
 
 _RANDOM = np.random.default_rng(0)

@@ -9,24 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from luminosity.drift.aggregate import Aggregate
     from luminosity.drift.by_key import KeyedComparison, compare_keys
     from luminosity.drift.columns import ColumnResult, ColumnTest, ColumnTestResult, column_test
     from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.contract import Comparison, DriftTest
+    from luminosity.drift.distances import distance_blocks, pairwise_distances
     from luminosity.drift.history import DriftHistory, PastTest
-    from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
-    from luminosity.drift.mmd import mmd2, mmd_test
-    from luminosity.drift.mmd_result import KernelResult, MMDTestResult
-    from luminosity.drift.online.detect_drift import DetectDrift
+    from luminosity.drift.kernels import RBF, Aggregate, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
+    from luminosity.drift.mmd.exact import mmd2, mmd_test
+    from luminosity.drift.mmd.mmd_result import KernelResult, MMDTestResult
+    from luminosity.drift.mmd.rff import RFFSums, rff_mmd
+    from luminosity.drift.mmd.witness import Extremes, find_extremes, witness
+    from luminosity.drift.online.detect_drift import DetectDrift, DriftAlert
     from luminosity.drift.online.detector import OnlineDetector, OnlineMMD
-    from luminosity.drift.online.streams import DriftAlert
     from luminosity.drift.online.windowed_statistic import AutocorrelationWarning
-    from luminosity.drift.pairwise import distance_blocks, pairwise_distances
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
     from luminosity.drift.result import DriftResult
-    from luminosity.drift.rff import RFFSums, rff_mmd
     from luminosity.drift.samples import (
         ColumnScale,
         PreparedSamples,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from luminosity.drift.transforms.mmd_transforms import MMD, MMDTest
     from luminosity.drift.transforms.pca_transforms import ApplyPCA, FitPCA
     from luminosity.drift.watch.record_drift import RecordDrift
-    from luminosity.drift.witness_function import Extremes, find_extremes, witness
 
 __all__ = [
     "MMD",
@@ -97,24 +95,23 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "aggregate": ["Aggregate"],
     "by_key": ["KeyedComparison", "compare_keys"],
     "columns": ["ColumnResult", "ColumnTest", "ColumnTestResult", "column_test"],
     "compare": ["SampleComparison", "compare_samples"],
     "contract": ["Comparison", "DriftTest"],
+    "distances": ["distance_blocks", "pairwise_distances"],
     "history": ["DriftHistory", "PastTest"],
-    "kernels": ["RBF", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
-    "mmd": ["mmd2", "mmd_test"],
-    "online.windowed_statistic": ["AutocorrelationWarning"],
-    "online.detect_drift": ["DetectDrift"],
+    "kernels": ["RBF", "Aggregate", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
+    "mmd.exact": ["mmd2", "mmd_test"],
+    "mmd.mmd_result": ["KernelResult", "MMDTestResult"],
+    "mmd.rff": ["RFFSums", "rff_mmd"],
+    "mmd.witness": ["Extremes", "find_extremes", "witness"],
+    "online.detect_drift": ["DetectDrift", "DriftAlert"],
     "online.detector": ["OnlineDetector", "OnlineMMD"],
-    "online.streams": ["DriftAlert"],
-    "pairwise": ["distance_blocks", "pairwise_distances"],
+    "online.windowed_statistic": ["AutocorrelationWarning"],
     "pca": ["PCA", "PCASums"],
     "report.write": ["write_report"],
-    "mmd_result": ["KernelResult", "MMDTestResult"],
     "result": ["DriftResult"],
-    "rff": ["RFFSums", "rff_mmd"],
     "samples": [
         "ColumnScale",
         "PreparedSamples",
@@ -127,7 +124,6 @@ _NAMES_BY_MODULE = {
     "transforms.mmd_transforms": ["MMD", "MMDTest"],
     "transforms.pca_transforms": ["ApplyPCA", "FitPCA"],
     "watch.record_drift": ["RecordDrift"],
-    "witness_function": ["Extremes", "find_extremes", "witness"],
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from luminosity.drift.aggregate import Aggregate, as_kernels
 from luminosity.drift.contract import Comparison, DriftTest
-from luminosity.drift.kernels import RBF, Kernel, Laplacian, Linear, Polynomial
-from luminosity.drift.mmd import mmd_test
-from luminosity.drift.mmd_result import MMDTestResult, untested
-from luminosity.drift.permutation.conclude import Settings
+from luminosity.drift.kernels import RBF, Aggregate, Kernel, Laplacian, Linear, Polynomial, as_kernels
+from luminosity.drift.mmd.exact import mmd_test
+from luminosity.drift.mmd.mmd_result import MMDTestResult, untested
+from luminosity.drift.mmd.permutations import Settings
+from luminosity.drift.mmd.witness import Extremes, find_extremes, strongest_kernel
 from luminosity.drift.report.write import sections_of_rows
 from luminosity.drift.result import Details, DriftResult, Progress
 from luminosity.drift.rows import Precision, has_same_rows
 from luminosity.drift.samples import PreparedSamples, SampledRows, prepare_samples
 from luminosity.drift.sums.bins import BINS
-from luminosity.drift.witness_function import Extremes, find_extremes, strongest_kernel
 from luminosity.errors import OptionError
 from luminosity.report_page.markup import Markup
 

@@ -17,7 +17,7 @@ from apache_beam.transforms import window
 from luminosity.drift import MMD, PCA, RBF, FitPCA, MMDTest, MMDTestResult, RowKernel, mmd_test
 from luminosity.drift.rows import Precision
 from luminosity.drift.transforms import plan
-from luminosity.drift.transforms.strips import Cutting
+from luminosity.drift.transforms.plan import Cutting
 from tests.both_runners import Pipelines, counters
 
 _RANDOM = np.random.default_rng(0)

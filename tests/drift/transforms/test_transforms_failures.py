@@ -13,7 +13,7 @@ from apache_beam.testing.util import assert_that
 
 from luminosity.drift import MMD, MMDTest, RowKernel
 from luminosity.drift.transforms import plan
-from luminosity.drift.transforms.strips import Cutting
+from luminosity.drift.transforms.plan import Cutting
 
 X, Y = np.random.default_rng(0).uniform(1, 2, size=(2, 90, 3))
 ROOTS = RowKernel(lambda x, y: jnp.sqrt(x) @ jnp.sqrt(y))  # NaN for numbers below zero

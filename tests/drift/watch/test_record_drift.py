@@ -12,7 +12,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from luminosity.drift import RBF, DriftAlert, DriftHistory, MMDTestResult, RecordDrift, mmd_test
-from luminosity.drift.mmd_result import untested
+from luminosity.drift.mmd.mmd_result import untested
 from luminosity.drift.watch.record_drift import _RowMaker  # pyright: ignore[reportPrivateUsage]
 from luminosity.errors import DriftError
 

@@ -20,13 +20,11 @@ from luminosity.cli.main import main
 from luminosity.drift import DriftHistory, PastTest, SampledRows
 from luminosity.drift.compare import MMDDrift
 from luminosity.drift.history import DETECTOR, utc_text
-from luminosity.drift.watch.changes import Changes
-from luminosity.drift.watch.compare_round import RoundSettings, compare_round
 from luminosity.drift.watch.config import read_config
-from luminosity.drift.watch.judge import SMALL, judge
 from luminosity.drift.watch.page_data import drift_data
+from luminosity.drift.watch.rounds import SMALL, RoundSettings, compare_round, judge
 from luminosity.drift.watch.state import Alert, Silence, WatchMemory
-from luminosity.drift.watch.watcher import Watcher
+from luminosity.drift.watch.watcher import Changes, Watcher
 from luminosity.errors import DriftError
 
 _NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)

@@ -9,8 +9,7 @@ import numpy as np
 
 from luminosity.drift.kernels import RBF, Kernel
 from luminosity.drift.online.calibrate import calibrate
-from luminosity.drift.online.reference_sample import Reference
-from luminosity.drift.online.windowed_statistic import AutocorrelationWarning, Calibration, WindowedStatistic
+from luminosity.drift.online.windowed_statistic import AutocorrelationWarning, Calibration, Reference, WindowedStatistic
 from luminosity.drift.result import COLOURS, Progress
 from luminosity.errors import DriftError
 from luminosity.report_page.markup import Markup, element, plain

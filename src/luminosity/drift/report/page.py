@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import isfinite
@@ -11,11 +14,13 @@ from typing import Any
 
 from luminosity.drift.history import PastTest
 from luminosity.drift.result import DriftResult
+from luminosity.errors import DriftError
 from luminosity.report_page.axes import Frame, Scale, drawing
 from luminosity.report_page.document import document, headline, section, settings_section
 from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
-__all__ = ["Contents", "key_page", "over_time", "page"]
+__all__ = ["Contents", "key_page", "over_time", "page", "write_report_of_point"]
+
 _WIDTH, _HEIGHT = 920.0, 470.0
 _UPPER = Frame(left=64, top=44, right=896, bottom=230)
 _LOWER = Frame(left=64, top=290, right=896, bottom=420)
@@ -271,3 +276,37 @@ def _details(place: int, by: str, key: str, contents: Contents) -> Markup:
     shown = "open" if place == 0 else None
     said = element("p", str(contents.result), class_="muted")
     return element("details", heading, said, joined(_test_sections(contents)), open=shown)
+
+
+MOST_REPORTS = 1000  # files in a folder of reports, the newest: about 100 MB
+_PREFIX = "drift-"
+
+
+def write_report_of_point(folder: str, identity: str, write: Callable[[str], None]) -> str:
+    """Write a report and return its path. The same identity gives the same file; the oldest reports are deleted.
+
+    ``write`` is called with the path. It must replace a file that is there, or leave it whole.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise DriftError(f"{folder}: can't write reports there; {error}") from None
+    name = f"{_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()[:24]}.html"
+    path = os.path.join(os.path.abspath(folder), name)
+    write(path)
+    _prune(folder)
+    return path
+
+
+def _prune(folder: str) -> None:
+    with os.scandir(folder) as entries:
+        names = [each.name for each in entries if each.name.startswith(_PREFIX) and each.name.endswith(".html")]
+    if len(names) <= MOST_REPORTS:
+        return
+    ages: dict[str, float] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):  # Another process prunes, too.
+            ages[name] = os.stat(os.path.join(folder, name)).st_mtime
+    for name in sorted(ages, key=ages.__getitem__)[: len(names) - MOST_REPORTS]:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))

@@ -12,8 +12,7 @@ from apache_beam.pvalue import AsSingleton
 from luminosity.drift.pca import PCA
 from luminosity.drift.rows import is_whole
 from luminosity.drift.transforms.columns import Columns, matrix_of
-from luminosity.drift.transforms.elements import Reader
-from luminosity.drift.transforms.gather import Gather
+from luminosity.drift.transforms.elements import Gather, Reader
 from luminosity.drift.transforms.summary import Summarise, Summary
 from luminosity.errors import DriftError
 

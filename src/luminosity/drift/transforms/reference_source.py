@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.drift.rows import as_rows, is_number
-from luminosity.drift.transforms.elements import Reader
-from luminosity.drift.transforms.gather import Gather
+from luminosity.drift.transforms.elements import Gather, Reader
 from luminosity.errors import DriftError
 
 __all__ = ["ReadFiles", "Reference", "ReferenceRows", "check_reference", "has_keys", "npy_rows"]
+
 _ROWS = 10_000  # rows of an element
 _USE_READ_TABLE = "pass what ReadTable reads as the reference: it knows folders, and columns in their names"
 _HEADERS: dict[tuple[int, int], Any] = {

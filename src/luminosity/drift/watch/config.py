@@ -14,21 +14,41 @@ from luminosity.drift.contract import DriftTest
 from luminosity.drift.history import MMD
 from luminosity.drift.registry import DEFAULT_TEST, drift_test
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
-from luminosity.drift.watch.judge import MONTH_S, ErrorBudget
 from luminosity.drift.watch.state import Silence, drift_folder
 from luminosity.drift.watch.toml_reader import TomlTable, read_toml
 from luminosity.errors import DriftError
 
 __all__ = ["FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]
 
-_DEFAULT_BUDGET = ErrorBudget(1, MONTH_S)
+_MONTH_S = 30 * 86_400.0  # the month of an error budget
+_MOST_LEVEL = 0.5  # a budget that allows more false alarms than rounds is no test
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s+(?:per|a)\s+(day|week|month|year)")
-_PERIODS_S = {"day": 86_400.0, "week": 7 * 86_400.0, "month": MONTH_S, "year": 365 * 86_400.0}
+_PERIODS_S = {"day": 86_400.0, "week": 7 * 86_400.0, "month": _MONTH_S, "year": 365 * 86_400.0}
 _SHORTEST_EVERY = timedelta(seconds=1)
 _LEAST_MISSING = timedelta(hours=24)  # the default of missing_after is not below a day
 _MISSING_ROUNDS = 2.5  # and not below this many rounds: one that fails is not yet a key that vanished
 _DAY = timedelta(days=1)
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """How many false alarms all rounds together may give in some time, on average."""
+
+    alarms: float
+    seconds: float
+
+    def level(self, rounds_per_month: float) -> float:
+        """Return the level of each round. Holm's method keeps it for all keys of a round together.
+
+        >>> round(ErrorBudget(1, _MONTH_S).level(720), 6)
+        0.001389
+        """
+        per_month = self.alarms * _MONTH_S / self.seconds
+        return min(_MOST_LEVEL, per_month / max(rounds_per_month, 1e-9))
+
+
+_DEFAULT_BUDGET = ErrorBudget(1, _MONTH_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +106,7 @@ class WatchConfig:
     def rounds_per_month(self, periods: dict[str, timedelta] | None = None) -> float:
         """Return how many rounds all watches together have. ``periods`` are lengths of windows that were seen."""
         seen = periods or {}
-        return sum(MONTH_S / max(1.0, self.period(watch, seen).total_seconds()) for watch in self.watches)
+        return sum(_MONTH_S / max(1.0, self.period(watch, seen).total_seconds()) for watch in self.watches)
 
     def period(self, watch: Watch, seen: dict[str, timedelta]) -> timedelta:
         """Return the time between two rounds of a watch."""

@@ -18,11 +18,10 @@ from apache_beam.transforms.window import IntervalWindow, WindowedValue
 
 from luminosity.drift.by_key import key_text
 from luminosity.drift.history import DETECTOR, MOST_ROWS, DriftHistory, PastTest, utc_text
-from luminosity.drift.mmd_result import MMDTestResult
-from luminosity.drift.online.streams import DriftAlert
-from luminosity.drift.report.page import Contents, page
+from luminosity.drift.mmd.mmd_result import MMDTestResult
+from luminosity.drift.online.detect_drift import DriftAlert
+from luminosity.drift.report.page import Contents, page, write_report_of_point
 from luminosity.drift.result import DriftResult
-from luminosity.drift.watch.reports import write_report_of_point
 from luminosity.errors import DriftError
 from luminosity.report_page.document import write_page
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from math import isfinite
 from typing import TypeAlias
 
 from luminosity.drift.history import DriftHistory, PastTest, utc_text
 from luminosity.drift.registry import drift_test
-from luminosity.drift.watch.changes import Changes
-from luminosity.drift.watch.compare_round import RoundSettings, Samples, compare_round
 from luminosity.drift.watch.config import FileWatch, HistoryWatch, Watch, WatchConfig
-from luminosity.drift.watch.judge import is_test, judge
+from luminosity.drift.watch.rounds import RoundSettings, Samples, compare_round, is_test, new_rounds, window_length
 from luminosity.drift.watch.state import (
     Alert,
+    AlertKind,
     KeyState,
+    Silence,
     WatchMemory,
     WatchState,
     load_state,
@@ -27,94 +27,7 @@ from luminosity.drift.watch.state import (
 )
 from luminosity.errors import LuminosityError
 
-__all__ = ["Look", "NewRounds", "Reader", "Watcher", "new_rounds", "window_length"]
-_MOST_ROWS = 10_000  # rows that one look takes up; the next look takes up the rest
-_NEWEST_ROWS = 1000  # rows in which the length of windows is looked for
-
-
-@dataclass(frozen=True)
-class NewRounds:
-    """Judged rounds in the order of time, and the number of the row up to which all rows are taken up."""
-
-    rounds: list[list[PastTest]]
-    cursor: int
-    trouble: str = ""  # why drift can't be found in some rows
-
-
-def new_rounds(
-    history: DriftHistory,
-    reference: str,
-    memory: WatchMemory,
-    *,
-    level: float,
-    min_effect: float,
-    settle: timedelta,
-    now: datetime,
-) -> NewRounds:
-    """Return the rounds of a reference that are not taken up yet.
-
-    The newest round waits until each known key has a row in it, or its last row is as old as ``settle``: Holm's method
-    compares the keys of a round with each other.
-    """
-    cursor = memory.cursor if memory.cursor <= history.newest_number() else 0  # smaller: the file is another one now
-    rows = history.after(cursor, reference, _MOST_ROWS)
-    groups: dict[str, list[tuple[int, PastTest]]] = {}
-    for number, test in rows:
-        groups.setdefault(_round_of(test), []).append((number, test))
-    active = {key for key, state in memory.keys.items() if state.last_test and not state.is_missing}
-    ordered = sorted(groups.values(), key=lambda group: group[0][1].time)
-    waiting: list[tuple[int, PastTest]] = []
-    if ordered and not _is_whole([test for _, test in ordered[-1]], active, settle, now):
-        waiting = ordered.pop()
-    rounds = [_judged([test for _, test in group], level, min_effect, len(active)) for group in ordered]
-    return NewRounds(
-        rounds,
-        min(number for number, _ in waiting) - 1 if waiting else rows[-1][0] if rows else cursor,
-        _too_few_permutations(rounds[-1]) if rounds else "",
-    )
-
-
-def window_length(history: DriftHistory, reference: str) -> timedelta | None:
-    """Return how long the windows of a reference's newest rows are, or None if that is not known."""
-    for _, test in reversed(history.after(history.newest_number() - _NEWEST_ROWS, reference, _NEWEST_ROWS)):
-        if test.window_start and test.window_end and test.window_start < test.window_end:
-            return datetime.fromisoformat(test.window_end) - datetime.fromisoformat(test.window_start)
-    return None
-
-
-def _round_of(test: PastTest) -> str:
-    if test.window_start and test.window_end:
-        return f"{test.window_start}/{test.window_end}"
-    return test.once or test.time
-
-
-def _is_whole(tests: list[PastTest], active: set[str], settle: timedelta, now: datetime) -> bool:
-    if active and active <= {test.key for test in tests}:
-        return True
-    newest = max(test.recorded_at or test.time for test in tests)
-    return now - datetime.fromisoformat(newest) >= settle
-
-
-def _judged(tests: list[PastTest], level: float, min_effect: float, active: int) -> list[PastTest]:
-    """Judge a round. A key that is tested again and was known before does not count twice."""
-    return judge(tests, level, min_effect, max(active, sum(is_test(test) for test in tests)))
-
-
-def _too_few_permutations(tests: list[PastTest]) -> str:
-    """Return a message if the permutations of a round's tests can't give a p-value as low as the smallest level."""
-    compared = [test for test in tests if is_test(test) and "permutations" in test.settings]
-    if not compared:
-        return ""
-    level = min(test.level for test in compared)
-    fewest = min(int(test.settings["permutations"]) for test in compared)
-    if 1 / (fewest + 1) <= level:
-        return ""
-    needed = math.ceil(1 / level)
-    return (
-        f"the tests have {fewest:,} permutations, expected at least {needed:,}: with fewer, no p-value is as low "
-        f"as the level {level:.3g}; pass permutations={needed} to the test, or allow more false alarms"
-    )
-
+__all__ = ["Changes", "Look", "Reader", "Watcher"]
 
 Reader: TypeAlias = Callable[[FileWatch, Sequence[str], int], Samples]
 """Reads the rows of each key from files, with a seed; without keys, all rows have the key None."""
@@ -306,3 +219,106 @@ def _new_files(pattern: str, known: set[str], before: datetime) -> dict[str, str
 
 def _last_of_each(alerts: Sequence[Alert]) -> list[Alert]:
     return [replace(alert) for alert in {alert.key: alert for alert in alerts}.values()]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Compares rounds of one watch with what is remembered of it.
+
+    ``missing_after`` is None if a key that is no longer tested is no reason for an alert.
+    """
+
+    watch: str
+    memory: WatchMemory
+    missing_after: timedelta | None
+    silences: Sequence[Silence] = ()
+
+    def round(self, judged: Sequence[PastTest], now: datetime) -> list[Alert]:
+        """Take up the tests of a round, and return the alerts that they give: drift, resolved, back."""
+        found: list[Alert] = []
+        latest = utc_text(now)
+        for test in judged:
+            state = self.memory.keys.setdefault(test.key, KeyState(since=utc_text(now)))
+            is_alert = test.by_detector
+            if not (is_test(test) or is_alert or test.verdict == "new"):
+                continue  # Nothing was compared.
+            # A last test that lies in the future was made before the clock was set back: it says nothing about order.
+            if test.time <= state.last_test <= latest:
+                continue  # A later window has said more.
+            if state.is_missing:
+                state.is_missing = False
+                found.append(
+                    self._alert(test.key, "back", f"there are tests again, after {state.last_test}", now, test)
+                )
+            state.last_test, state.by_detector = test.time, is_alert
+            if test.drift != state.is_drift:
+                state.is_drift, state.since = test.drift, test.time
+                kind: AlertKind = "drift" if test.drift else "resolved"
+                found.append(self._alert(test.key, kind, _message(test), now, test))
+        return found
+
+    def overdue(self, now: datetime) -> list[Alert]:
+        """Return alerts for keys without a test for too long, and for those whose silence has ended."""
+        found: list[Alert] = []
+        for key, state in self.memory.keys.items():
+            last = datetime.fromisoformat(state.last_test or state.since)
+            if self.missing_after is not None and not state.is_missing and now - last > self.missing_after:
+                hours = f"{self.missing_after.total_seconds() / 3600:g} hours"
+                if not state.by_detector:
+                    state.is_missing = True
+                    said = f"the last was {state.last_test}" if state.last_test else "there was none yet"
+                    found.append(self._alert(key, "missing", f"no test for {hours}; {said}", now))
+                elif state.is_drift:
+                    state.is_drift, state.since = False, utc_text(now)
+                    found.append(self._alert(key, "resolved", f"no alert of the detector for {hours}", now))
+            if state.untold and not self._is_silent(key, now):
+                is_still = state.is_missing if state.untold == "missing" else state.is_drift
+                if is_still:
+                    kind: AlertKind = "missing" if state.untold == "missing" else "drift"
+                    since = (state.last_test or state.since) if kind == "missing" else state.since
+                    found.append(self._alert(key, kind, f"{kind} since {since}; the silence has ended", now))
+                state.untold = ""
+        return found
+
+    def _alert(self, key: str, kind: AlertKind, message: str, now: datetime, test: PastTest | None = None) -> Alert:
+        name = f"{self.watch}, {key}" if key else self.watch
+        is_silent = self._is_silent(key, now)
+        if is_silent and kind in ("drift", "missing"):
+            self.memory.keys[key].untold = kind
+        alert = Alert(
+            time=utc_text(now),
+            watch=self.watch,
+            reference=self.memory.reference,
+            key=key,
+            kind=kind,
+            message=f"{name}: {message}",
+            silenced=is_silent,
+        )
+        if test is None:
+            return alert
+        has_p_value = is_test(test)
+        return replace(
+            alert,
+            p_value=test.p_value if has_p_value else None,
+            level=test.level if has_p_value else None,
+            mmd2=test.mmd2 if isfinite(test.mmd2) else None,
+            effect=test.size if isfinite(test.size) else None,
+            effect_name=test.size_name,
+            floor_mmd2=test.floor_mmd2,
+            window=(test.window_start, test.window_end) if test.window_start and test.window_end else None,
+            report=test.report,
+        )
+
+    def _is_silent(self, key: str, now: datetime) -> bool:
+        return any(each.covers(key, now) for each in self.silences)
+
+
+def _message(test: PastTest) -> str:
+    if test.verdict == "new":
+        return f"drift began: the reference has no rows of this key, and there are {test.current_rows:,} now"
+    if test.by_detector:
+        return f"drift began: MMD² = {test.mmd2:.4g} is above the detector's threshold {test.threshold or 0:.4g}"
+    said = f"p = {test.p_value:.4g} at a level of {test.level:.3g}, {test.size_name} = {test.size:.4g}"
+    if test.floor_mmd2 is not None:
+        said += f" beside {test.floor_mmd2:.4g} of the floor"
+    return f"drift began: {said}" if test.drift else f"drift is over: {said}"

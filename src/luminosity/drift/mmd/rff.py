@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from luminosity.drift.kernels import RBF, Kernel, Laplacian
-from luminosity.drift.mmd_result import MMDTestResult
-from luminosity.drift.pair import Pair
-from luminosity.drift.permutation.conclude import Settings, conclude
+from luminosity.drift.mmd.exact import Pair
+from luminosity.drift.mmd.mmd_result import MMDTestResult
+from luminosity.drift.mmd.permutations import Settings, conclude
 from luminosity.drift.rows import Precision, Rows, as_rows, check_precision, check_seed, double_precision, is_whole
 from luminosity.drift.sums.bins import BINS, BinCounts, hash_ids, hashed_bins, most_rows, plan_bins
 from luminosity.errors import DriftError

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from luminosity.drift.aggregate import one_kernel
-from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial
-from luminosity.drift.mmd_result import MMDTestResult
-from luminosity.drift.pair import Pair
+from luminosity.drift.kernels import RBF, BlockKernel, Kernel, Laplacian, Linear, Polynomial, one_kernel
+from luminosity.drift.mmd.exact import Pair
+from luminosity.drift.mmd.mmd_result import MMDTestResult
 from luminosity.drift.result import Progress
 from luminosity.drift.rows import Precision, check_precision, double_precision
 from luminosity.errors import DriftError
