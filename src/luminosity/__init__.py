@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from luminosity.inference.enrich.transform import Enrich
     from luminosity.inference.handler import Handler
     from luminosity.inference.handlers.http.http_handler import HttpModelHandler
-    from luminosity.inference.handlers.images.classifier import ImageClassifier
-    from luminosity.inference.handlers.images.embedder import ImageEmbedder
+    from luminosity.inference.handlers.images.handlers import ImageClassifier, ImageEmbedder
     from luminosity.inference.handlers.images.recipe import ImageRecipe
     from luminosity.inference.handlers.jax import JaxModelHandler
-    from luminosity.inference.handlers.text.classifier import TextClassifier
+    from luminosity.inference.handlers.text.classifiers import TextClassifier, TokenClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.generator import Summarizer, TextGenerator
-    from luminosity.inference.handlers.text.token_classifier import TokenClassifier
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.options import ModelOptions
     from luminosity.inference.registry.file_registry import register_model
@@ -109,8 +107,8 @@ _HOMES = {
     "Enrich": "luminosity.inference.enrich.transform",
     "Handler": "luminosity.inference.handler",
     "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
-    "ImageClassifier": "luminosity.inference.handlers.images.classifier",
-    "ImageEmbedder": "luminosity.inference.handlers.images.embedder",
+    "ImageClassifier": "luminosity.inference.handlers.images.handlers",
+    "ImageEmbedder": "luminosity.inference.handlers.images.handlers",
     "ImageRecipe": "luminosity.inference.handlers.images.recipe",
     "JaxModelHandler": "luminosity.inference.handlers.jax",
     "KafkaClient": "luminosity.io.kafka.client",
@@ -129,9 +127,9 @@ _HOMES = {
     "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
     "Summarizer": "luminosity.inference.handlers.text.generator",
     "TableFromRows": "luminosity.tables.rows",
-    "TextClassifier": "luminosity.inference.handlers.text.classifier",
+    "TextClassifier": "luminosity.inference.handlers.text.classifiers",
     "TextGenerator": "luminosity.inference.handlers.text.generator",
-    "TokenClassifier": "luminosity.inference.handlers.text.token_classifier",
+    "TokenClassifier": "luminosity.inference.handlers.text.classifiers",
     "TorchModelHandler": "luminosity.inference.handlers.torch",
     "UnwrittenRecord": "luminosity.io.kafka.write",
     "WindowTable": "luminosity.tables.row_times",

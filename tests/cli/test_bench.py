@@ -19,10 +19,9 @@ from luminosity.cli.bench import as_data, print_report
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
-from luminosity.inference.tuning.candidates import Candidate, with_settings
 from luminosity.inference.tuning.measurement import Measurement
 from luminosity.inference.tuning.sample_rows import read_rows
-from luminosity.inference.tuning.search import Search, Space, Trial, difference
+from luminosity.inference.tuning.search import Candidate, Search, Space, Trial, difference, with_settings
 from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning, flags, handler_code
 from tests.warm import run_module

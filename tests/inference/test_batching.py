@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luminosity._shared.cost_line import CostLine
-from luminosity.inference.batching.backlog import Backlog
-from luminosity.inference.batching.limits import Limits, warn_of_settings_without_meaning
-from luminosity.inference.batching.policy import BatchPolicy, Budget, Cut, first_cut
-from luminosity.inference.steps.prepare import BlockSize
+from luminosity.inference.batching import Backlog, BatchPolicy, Budget, Cut, QueuedExamples, first_cut
+from luminosity.inference.handler import Limits, warn_of_settings_without_meaning
+from luminosity.inference.steps.dofns import BlockSize
 
 
 class TestBlockSize:
@@ -57,7 +56,7 @@ class TestBlockSize:
 
 def pool_of(*costs: float, now: float = 0.0, weights: list[float] | None = None) -> Backlog:
     pool = Backlog()
-    pool.add(1, np.array(costs, float), None if weights is None else np.array(weights), now)
+    pool.put(1, QueuedExamples.new(np.array(costs, float), None if weights is None else np.array(weights), now))
     return pool
 
 
@@ -125,7 +124,7 @@ def test_max_batch_duration_bounds_the_wait() -> None:
 def test_who_waited_too_long_goes_first_whatever_its_length() -> None:
     policy = BatchPolicy(Limits.from_beam({"max_batch_duration_secs": 5, "max_batch_size": 2}))
     pool = pool_of(2.0, now=0.0)
-    pool.add(2, np.array([100.0] * 8), None, 4.9)
+    pool.put(2, QueuedExamples.new(np.array([100.0] * 8), None, 4.9))
     cut = policy.next(pool, 5.0, more_coming=True)
     assert isinstance(cut, Cut)
     assert pool.take(cut.start, cut.count).costs.tolist() == [2.0]
@@ -274,7 +273,7 @@ def test_a_pool_that_is_refilled_is_batched_as_well_as_one_that_is_not() -> None
     blocks = [lengths[start : start + 256] for start in range(0, len(lengths), 256)]
     while blocks or len(pool):
         while blocks and len(pool) < 4096:
-            pool.add(len(blocks), blocks.pop(), None, now)
+            pool.put(len(blocks), QueuedExamples.new(blocks.pop(), None, now))
         cut = policy.next(pool, now, more_coming=False)
         assert isinstance(cut, Cut)
         cost = float(pool.take(cut.start, cut.count).costs[0] * cut.count)
@@ -287,6 +286,6 @@ def test_a_pool_that_is_refilled_is_batched_as_well_as_one_that_is_not() -> None
 
 def test_pool_forgets_a_submission() -> None:
     pool = pool_of(1, 2, 3)
-    pool.add(2, np.array([9.0, 8.0]), None, 0.0)
+    pool.put(2, QueuedExamples.new(np.array([9.0, 8.0]), None, 0.0))
     pool.drop({1})
     assert pool.take(0, 5).costs.tolist() == [9, 8]

@@ -26,8 +26,8 @@ from luminosity import (
     WorkerShare,
 )
 from luminosity.inference.steps import sessions
-from luminosity.inference.steps.infer import InferDoFn
-from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.dofns import InferDoFn
+from luminosity.inference.steps.messages import StepSettings
 from tests.inference.texts import MINILM
 from tests.runners import IS_REFERENCE
 

@@ -17,10 +17,8 @@ from apache_beam.transforms import window
 
 from luminosity import Handler, RunInference
 from luminosity.inference.adapting.adapt import ModelSet
-from luminosity.inference.steps.infer import InferDoFn
-from luminosity.inference.steps.messages import PreparedBlock
-from luminosity.inference.steps.prepare import PrepareDoFn
-from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.dofns import InferDoFn, PrepareDoFn
+from luminosity.inference.steps.messages import PreparedBlock, StepSettings
 from luminosity.testing import FakeDevice, FakeDeviceHandler
 from tests.both_runners import Pipelines, counters
 

@@ -18,12 +18,10 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.adapt import ModelSet, check_batching, check_files, check_handler
 from luminosity.inference.host.interface import Clock
+from luminosity.inference.steps.dofns import FAILED, InferDoFn, PrepareDoFn, ResultsDoFn
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
-from luminosity.inference.steps.infer import FAILED, InferDoFn, ResultsDoFn
-from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
+from luminosity.inference.steps.messages import PreparedBlock, ResultBlock, StepSettings
 from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models, registry_watch
-from luminosity.inference.steps.prepare import PrepareDoFn
-from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import RegistryWatch, Watch
 
 __all__ = ["RunInference"]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.ml.inference.base import RunInference
 
-from luminosity.inference.handlers.text.classifier import TextClassifier
-from luminosity.inference.handlers.text.token_classifier import TokenClassifier
+from luminosity.inference.handlers.text.classifiers import TextClassifier, TokenClassifier
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
 # A single text's scores equal the pipeline's exactly; in a batch, float32 is summed in another order.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from luminosity import Handler
-from luminosity.inference.batching.policy import BatchPolicy
+from luminosity.inference.batching import BatchPolicy
 from luminosity.inference.host import lane as lane_module
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.interface import LaneSettings

@@ -13,9 +13,8 @@ from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, Predi
 from luminosity._shared.text import list_some, shorten_repr
 from luminosity.errors import InvalidType
 from luminosity.inference.adapting.wrapping import BeamContract, WrappedHandler
-from luminosity.inference.batching.limits import warn_of_settings_without_meaning
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import Handler, limits_of
+from luminosity.inference.handler import Handler, limits_of, warn_of_settings_without_meaning
 
 __all__ = ["THE_MODEL", "ModelSet", "adapt", "check_batching", "check_files", "check_handler", "without_functions"]
 _REMOTE_CONCURRENCY = 4  # calls of a remote model at once: they wait for the network, not for a device

@@ -18,9 +18,9 @@ from luminosity.inference.enrich.prepare_columns import RowPreparer, blame_rows,
 from luminosity.inference.enrich.table_steps import Letter, PreparedRows, TableBlock
 from luminosity.inference.handlers.columns import plain, to_columns
 from luminosity.inference.host.interface import Outcome
+from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.routing import LaneRouter
 from luminosity.inference.steps.sessions import Sessions, load_models, release_models
-from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["InferColumnsDoFn", "NewColumn"]
 

@@ -18,7 +18,7 @@ from luminosity.inference.enrich.column import Column, block_of, decoded, exampl
 from luminosity.inference.enrich.table_steps import Letter, PreparedRows, TableBlock
 from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
-from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.messages import StepSettings
 
 __all__ = ["PrepareColumnsDoFn", "RowPreparer", "alike", "blame_rows", "reason"]
 

@@ -19,8 +19,8 @@ from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, TableBlock, check_schema
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
+from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models
-from luminosity.inference.steps.settings import StepSettings
 from luminosity.tables.schemas import known_schema
 
 __all__ = ["Enrich"]

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from luminosity.inference.batching.backlog import Backlog, QueuedExamples
-from luminosity.inference.batching.policy import BatchPolicy, Cut
+from luminosity.inference.batching import Backlog, BatchPolicy, Cut, QueuedExamples
 from luminosity.inference.blocks import Block, Indices, concat, piece, take
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome

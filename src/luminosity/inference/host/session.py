@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeAlias
 
 from luminosity._shared.hangs import Wait, waiting_for
-from luminosity.inference.batching.backlog import QueuedExamples
+from luminosity.inference.batching import QueuedExamples
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.host.interface import BatchStats, Outcome
 from luminosity.inference.host.lane import Lane, Submission

@@ -12,8 +12,8 @@ import threading
 
 from luminosity._shared import descendants
 from luminosity._shared.hangs import write_stacks_on_signal
+from luminosity.inference.ipc.channel import LogCollector
 from luminosity.inference.ipc.folder import HostFolder
-from luminosity.inference.ipc.logs import LogCollector
 from luminosity.inference.ipc.server import serve
 
 __all__ = ["main"]

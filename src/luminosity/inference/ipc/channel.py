@@ -1,9 +1,14 @@
-"""A channel: sends Python objects through a Unix socket, and their large arrays through shared memory."""
+"""A channel: sends Python objects through a Unix socket, and their large arrays through shared memory.
+
+Warnings of the serving process travel with its messages to clients, which log them again.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import pickle
@@ -17,11 +22,26 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from luminosity.errors import InvalidArgument
-from luminosity.inference.ipc.logs import LogValues, log_again
 from luminosity.inference.ipc.pickling import pickle_with_buffers
 from luminosity.inference.ipc.sockets import close_in_children, peer_pid
 
-__all__ = ["Channel", "ConnectionClosed"]
+__all__ = ["Channel", "ConnectionClosed", "LogCollector", "LogValues", "log_again"]
+
+LogValues = dict[str, Any]
+"""A log record as plain values, which can be pickled."""
+_CARRIED = (
+    "name",
+    "levelno",
+    "levelname",
+    "pathname",
+    "filename",
+    "module",
+    "lineno",
+    "funcName",
+    "created",
+    "process",
+)
+_MOST_RECORDS = 1000  # the oldest are lost if no client takes them
 _SHARE_ABOVE = 64 << 10  # bytes of buffers; copying less is cheaper than a mapping
 _LARGEST_MESSAGE = 1 << 40  # bytes; a larger number means that the other side speaks another protocol
 _MOST_BUFFERS = 1 << 20  # likewise
@@ -270,3 +290,35 @@ def _write(descriptor: int, buffer: memoryview, offset: int) -> None:
     while buffer.nbytes:
         written = os.pwrite(descriptor, buffer[:_WRITE_BYTES], offset)
         buffer, offset = buffer[written:], offset + written
+
+
+class LogCollector(logging.Handler):
+    """Keeps warnings until a message takes them to a client, which logs them again; the oldest may be lost."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: collections.deque[LogValues] = collections.deque(maxlen=_MOST_RECORDS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        try:
+            carried = {name: getattr(record, name) for name in _CARRIED}
+            self._kept.append({**carried, "msg": self.format(record)})  # includes the traceback
+        except Exception:
+            self.handleError(record)
+
+    def take(self) -> list[LogValues]:
+        """Return the records that no client has taken yet; may be called from any thread."""
+        taken: list[LogValues] = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < _MOST_RECORDS:
+                taken.append(self._kept.popleft())
+        return taken
+
+
+def log_again(records: list[LogValues]) -> None:
+    """Log records of the serving process in this process."""
+    for values in records:
+        logger = logging.getLogger(values["name"])
+        if logger.isEnabledFor(values["levelno"]):
+            logger.handle(logging.makeLogRecord(values))

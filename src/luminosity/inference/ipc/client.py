@@ -17,8 +17,7 @@ from luminosity._shared.text import describe_exit
 from luminosity.errors import HostUnavailable
 from luminosity.inference.files.locks import try_exclusive
 from luminosity.inference.ipc.channel import Channel
-from luminosity.inference.ipc.folder import HostFolder
-from luminosity.inference.ipc.logs import last_lines
+from luminosity.inference.ipc.folder import HostFolder, last_lines
 from luminosity.inference.ipc.sockets import AuthenticationFailed, NoRoom, is_same_user, new_socket, prove_as_client
 
 __all__ = ["connect", "last_output"]

@@ -1,7 +1,7 @@
 """The private folder in which the processes of a run find the process that serves them, the host.
 
 A client locks ``lock`` while it starts a host, and a host while it exits. The host locks ``alive`` as long as it lives.
-The kernel releases both when their holder dies.
+The kernel releases both when their holder dies. The output of the host goes to a bounded file in the folder.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.errors import HostUnavailable, InvalidArgument
 from luminosity.inference.files.locks import try_exclusive
 
-__all__ = ["HostFolder", "remove_abandoned"]
+__all__ = ["HostFolder", "last_lines", "limit_file", "remove_abandoned"]
 
+_LARGEST_FILE = 1 << 20  # bytes; libraries may write without end
+_KEPT_BYTES = 1 << 16  # bytes that stay when the file is shortened
+_LAST_LINES = 20  # enough for a traceback's end
 _RUN_ID = re.compile(r"[0-9a-f]{1,64}")
 _LONGEST_SOCKET_PATH = 100  # bytes; Linux takes 107, macOS 103
 _SECRET_BYTES = 32
@@ -145,3 +148,27 @@ def _remove(path: str) -> None:
     gone = f"{path}-{secrets.token_hex(4)}"
     os.rename(path, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def limit_file(path: str) -> None:
+    """Shorten the file to its end if it is too large. Writers append to it, so they go on at its new end."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.getsize(path) <= _LARGEST_FILE:
+            return
+        kept = _tail(path)
+        os.truncate(path, 0)
+        with open(path, "ab") as file:
+            file.write(kept)
+
+
+def last_lines(path: str) -> str:
+    """Return the last lines of the file, or an empty string if there is no file."""
+    with contextlib.suppress(FileNotFoundError):
+        return "\n".join(_tail(path).decode(errors="replace").splitlines()[-_LAST_LINES:])
+    return ""
+
+
+def _tail(path: str) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _KEPT_BYTES))
+        return file.read(_KEPT_BYTES)

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from luminosity.inference.files.locks import try_exclusive
-from luminosity.inference.ipc.channel import Channel, ConnectionClosed
-from luminosity.inference.ipc.folder import HostFolder, remove_abandoned
-from luminosity.inference.ipc.logs import LogValues, limit_file
+from luminosity.inference.ipc.channel import Channel, ConnectionClosed, LogValues
+from luminosity.inference.ipc.folder import HostFolder, limit_file, remove_abandoned
 from luminosity.inference.ipc.sockets import (
     AuthenticationFailed,
     close_in_children,

@@ -24,8 +24,14 @@ from starlette.routing import Route
 
 from luminosity.inference.handlers.http.kserve import HEADER_LENGTH
 from luminosity.inference.serving import kserve_api
-from luminosity.inference.serving.requests import RequestError, error_response, json_response, read_body, read_json
-from luminosity.inference.serving.served_model import ServedModel
+from luminosity.inference.serving.served_model import (
+    RequestError,
+    ServedModel,
+    error_response,
+    json_response,
+    read_body,
+    read_json,
+)
 
 __all__ = ["Limits", "app_of"]
 

@@ -28,8 +28,7 @@ from luminosity.inference.handlers.http.kserve import (
     write_tensor,
 )
 from luminosity.inference.handlers.text.text_handler import TextHandler
-from luminosity.inference.serving.requests import RequestError, json_response, read_json
-from luminosity.inference.serving.served_model import ServedModel
+from luminosity.inference.serving.served_model import RequestError, ServedModel, json_response, read_json
 
 __all__ = [
     "declared_inputs",

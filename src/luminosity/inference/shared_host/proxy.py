@@ -22,8 +22,7 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.host.interface import Ahead, BatchStats, LaneSettings, LoadStats, Outcome
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.options import ModelCacheConfig
-from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections
-from luminosity.inference.shared_host.requests import LaneSpec, UnknownLane, request
+from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections, LaneSpec, UnknownLane, request
 
 __all__ = ["ProxyLane", "SharedHostProxy", "shared_host_of"]
 

@@ -18,7 +18,7 @@ from luminosity.inference.host.lane import Lane
 from luminosity.inference.host.session import Session
 from luminosity.inference.ipc.channel import Channel
 from luminosity.inference.ipc.pickling import PortableError
-from luminosity.inference.shared_host.requests import LaneSpec, UnknownLane, respond
+from luminosity.inference.shared_host.connections import LaneSpec, UnknownLane, respond
 from luminosity.inference.threads import limit_threads
 
 __all__ = ["serve_client"]

@@ -20,8 +20,8 @@ from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.inference.handler import Handler
 from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
 from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.pinning import annotate_versions
-from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["ExceptionHandling", "ModelNeeds", "ModelTransform", "by_needs", "run_models"]
 

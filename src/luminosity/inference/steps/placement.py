@@ -17,7 +17,7 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import ModelHost, device_of, host_of
 from luminosity.inference.host.interface import Host, LaneSettings
 from luminosity.inference.shared_host.proxy import shared_host_of
-from luminosity.inference.steps.settings import StepSettings
+from luminosity.inference.steps.messages import StepSettings
 
 __all__ = ["PlacedLane", "Placement"]
 

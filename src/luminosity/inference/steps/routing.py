@@ -22,9 +22,8 @@ from luminosity.inference.adapting.wrapping import NewVersion, RegisteredHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.interface import Ahead, BatchStats, Family, Host, LaneSettings, LoadStats
-from luminosity.inference.steps.messages import PreparedBlock
+from luminosity.inference.steps.messages import PreparedBlock, StepSettings
 from luminosity.inference.steps.placement import PlacedLane, Placement
-from luminosity.inference.steps.settings import StepSettings
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 
 __all__ = ["EnteredLane", "LaneRouter"]

@@ -11,8 +11,8 @@ from apache_beam.runners.worker import statesampler
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.blocks import Block
 from luminosity.inference.host.interface import Host, HostSession, Outcome
+from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.routing import EnteredLane, LaneRouter
-from luminosity.inference.steps.settings import StepSettings
 
 __all__ = ["Sessions", "load_models", "release_models"]
 

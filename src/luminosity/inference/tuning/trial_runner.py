@@ -20,8 +20,8 @@ from luminosity.inference.adapting.adapt import adapt
 from luminosity.inference.handler import Handler
 from luminosity.inference.memory import is_out_of_memory
 from luminosity.inference.threads import limit_threads
-from luminosity.inference.tuning.candidates import Candidate, devices_here, heavy_modules, with_settings
 from luminosity.inference.tuning.measurement import Measurement, ModelUnderTest, preparing_rate
+from luminosity.inference.tuning.search import Candidate, devices_here, heavy_modules, with_settings
 
 __all__ = ["CandidateFailed", "Survey", "TrialRunner"]
 

@@ -11,8 +11,15 @@ from typing import Any
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
-from luminosity.inference.tuning.candidates import Candidate, is_adjustable, takes_batch_limit
-from luminosity.inference.tuning.search import Search, Space, Trial, difference
+from luminosity.inference.tuning.search import (
+    Candidate,
+    Search,
+    Space,
+    Trial,
+    difference,
+    is_adjustable,
+    takes_batch_limit,
+)
 from luminosity.inference.tuning.trial_runner import CandidateFailed, Survey, TrialRunner
 
 __all__ = ["Choices", "Tuning", "flags", "handler_code", "sentences"]

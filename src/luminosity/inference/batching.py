@@ -1,20 +1,87 @@
-"""Decides when a batch is cut from the backlog, which examples it holds, and how much it may cost."""
+"""The examples that wait for a batch: when one is cut, which examples it holds, and how much it may cost."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from luminosity._shared.cost_line import CostLine
-from luminosity.inference.batching.backlog import Backlog
-from luminosity.inference.batching.limits import Limits
+from luminosity.inference.handler import Limits
 
-__all__ = ["BatchPolicy", "Budget", "Cut", "first_cut"]
+__all__ = ["Backlog", "BatchPolicy", "Budget", "Cut", "QueuedExamples", "first_cut"]
+
+Numbers: TypeAlias = npt.NDArray[Any]
+
+
+class QueuedExamples(NamedTuple):
+    """Examples as columns of numbers: the submission of each, its place there, its cost, weight and arrival."""
+
+    owners: Numbers
+    places: Numbers
+    costs: Numbers
+    weights: Numbers
+    since: Numbers
+
+    @classmethod
+    def new(cls, costs: Numbers, weights: Numbers | None, now: float) -> QueuedExamples:
+        """Return all examples of a new submission, which has no number yet."""
+        count = len(costs)
+        costs = np.maximum(np.asarray(costs, np.float64), 0.0)
+        weights = np.zeros(count) if weights is None else weights
+        return cls(np.zeros(count, np.int64), np.arange(count, dtype=np.int64), costs, weights, np.full(count, now))
+
+    def only(self, chosen: Numbers | slice) -> QueuedExamples:
+        """Return the chosen examples."""
+        return QueuedExamples(*(column[chosen] for column in self))
+
+
+class Backlog:
+    """The waiting examples of one lane, sorted by falling cost.
+
+    It consists of columns of numbers, without an object per example: an accelerator takes tens of thousands a second.
+    """
+
+    def __init__(self) -> None:
+        self._keep(QueuedExamples.new(np.empty(0), None, 0.0))
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def oldest(self) -> float:
+        """Return when the example that has waited longest arrived."""
+        if self._oldest is None:
+            self._oldest = float(self.since.min())
+        return self._oldest
+
+    def put(self, owner: int, new: QueuedExamples) -> None:
+        """Add examples of the submission with the number ``owner``."""
+        owned = new._replace(owners=np.full(len(new.costs), owner, np.int64))
+        joined = QueuedExamples(*map(np.concatenate, zip(self._examples, owned, strict=True)))
+        self._keep(joined.only(np.argsort(-joined.costs, kind="stable")))  # Equal costs stay in order of arrival.
+
+    def take(self, start: int, count: int) -> QueuedExamples:
+        """Remove a range of the sorted examples and return it."""
+        rest = np.ones(len(self), bool)
+        rest[start : start + count] = False
+        taken = self._examples.only(slice(start, start + count))
+        self._keep(self._examples.only(rest))
+        return taken
+
+    def drop(self, owners: set[int]) -> None:
+        """Remove the examples of these submissions."""
+        self._keep(self._examples.only(~np.isin(self._examples.owners, list(owners))))
+
+    def _keep(self, examples: QueuedExamples) -> None:
+        self._examples = examples
+        self.costs, self.weights, self.since = examples.costs, examples.weights, examples.since
+        self._oldest: float | None = None
+
+
 _FIRST_EXAMPLES = 16  # few enough to fit into any memory
 _GROWTH = 2.0  # a larger factor would overshoot the memory, a smaller one needs more batches
 
@@ -160,7 +227,7 @@ class BatchPolicy:
         return max(1, int(np.searchsorted(np.cumsum(weights), self.limits.max_weight, side="right")))
 
 
-def first_cut(costs: npt.NDArray[Any], most: int, overhead: float) -> int:
+def first_cut(costs: Numbers, most: int, overhead: float) -> int:
     """Return how many examples from the front, the most costly, go into the next batch.
 
     A batch takes the time of its most costly example times their number. So one more example costs padding, and
@@ -191,7 +258,7 @@ def first_cut(costs: npt.NDArray[Any], most: int, overhead: float) -> int:
     return len(front) - int(np.argmax((useful / np.maximum(overhead + padded, 1e-9))[::-1]))
 
 
-def _best_of_all(costs: npt.NDArray[Any], most: int, overhead: float) -> int:
+def _best_of_all(costs: Numbers, most: int, overhead: float) -> int:
     """Return the first batch of the best partition, by dynamic programming from the least costly end."""
     waiting = len(costs)
     budget = most * costs[0]

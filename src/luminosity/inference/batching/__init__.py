@@ -1,1 +1,0 @@
-"""Decides which examples go into one batch, and when: pure decisions that get the time from their caller."""
