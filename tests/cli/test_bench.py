@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from luminosity.cli.bench import as_data, print_report
+from luminosity.cli.common.sample_rows import read_rows
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
-from luminosity.errors import OptionError
+from luminosity.errors import OptionError, TableError
 from luminosity.inference.tuning.measurement import Measurement
-from luminosity.inference.tuning.sample_rows import read_rows
 from luminosity.inference.tuning.search import Candidate, Search, Space, Trial, difference, with_settings
 from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning, flags, handler_code
@@ -147,12 +147,18 @@ def test_rows_of_all_formats_are_the_same_sample_each_time(tmp_path: Path) -> No
     assert sorted(read_rows(str(tmp_path / "rows.csv"), "n", 1000)) == list(range(500))
 
 
+def test_csv_is_read_as_all_commands_read_it(tmp_path: Path) -> None:
+    (tmp_path / "a[1].csv").write_text("text;n\n;1\nb;2\n")
+    assert read_rows(str(tmp_path / "a[1].csv"), "text", 10) == ["b"], "the delimiter is recognised, no value is null"
+
+
 def test_data_that_would_be_misread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes("text\nZürich\n".encode("latin-1"))
-    with pytest.raises(OptionError, match="found bytes that are not UTF-8 in the column 'text'"):
+    with pytest.raises(TableError, match="found bytes that are not utf-8, perhaps they are cp1252"):
         read_rows(str(tmp_path / "latin.csv"), "text", 10)
+    assert read_rows(str(tmp_path / "latin.csv"), "text", 10, {"encoding": "cp1252"}) == ["Zürich"]
     (tmp_path / "twice.csv").write_text("text,text\na,b\n")
-    with pytest.raises(OptionError, match="has this column 2 times, expected it once"):
+    with pytest.raises(TableError, match="found the column 'text' twice, expected different names"):
         read_rows(str(tmp_path / "twice.csv"), "text", 10)
 
 

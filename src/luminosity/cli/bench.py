@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import math
 from dataclasses import asdict
@@ -13,13 +14,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import format_bytes
 from luminosity.cli.common.exits import FAILED, interrupted, was_terminated
 from luminosity.cli.common.options import count
 from luminosity.cli.common.output import output_console
+from luminosity.cli.common.sample_rows import read_rows
+from luminosity.cli.common.table_options import add_csv_options, csv_arguments
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
-from luminosity.inference.model_names import HANDLER_HELP, handler_of
 
 if TYPE_CHECKING:
     from luminosity.inference.tuning.search import Trial
@@ -59,6 +62,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
     parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV or lines of text")
     parser.add_argument("--column", metavar="C", help="the column with the examples (default: the only column)")
+    add_csv_options(parser)
     parser.add_argument(
         "--rows", type=count, default=_ROWS, metavar="N", help=f"sample N rows of the file (default: {_ROWS:,})"
     )
@@ -84,12 +88,13 @@ def add_to(commands: Any) -> None:
 
 def bench(parsed: argparse.Namespace) -> int:
     """Run the search, print the report and return the exit code."""
-    handler = handler_of(parsed.handler)
     # Imported here, because Beam takes a second to import and --help must be fast.
-    from luminosity.inference.tuning.sample_rows import read_rows
+    from luminosity.inference.model_names import handler_of
     from luminosity.inference.tuning.tune import Choices, Tuning
 
-    examples = read_rows(parsed.data, parsed.column, parsed.rows)
+    handler = handler_of(parsed.handler)
+    csv = csv_arguments(parsed, glob.escape(parsed.data))[0]
+    examples = read_rows(parsed.data, parsed.column, parsed.rows, csv)
     tuning = Tuning(handler, examples, parsed.seconds, Choices(parsed.device, parsed.dtype, parsed.threads))
     try:
         _run_with_progress(tuning)

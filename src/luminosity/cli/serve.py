@@ -10,10 +10,10 @@ import traceback
 from typing import Any
 
 from luminosity._shared import descendants
+from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import parse_size
 from luminosity.cli.common.exits import FAILED, fail, interrupted, was_terminated
 from luminosity.errors import LuminosityError, OptionError
-from luminosity.inference.model_names import HANDLER_HELP, handler_of
 
 __all__ = ["add_to", "serve"]
 
@@ -91,6 +91,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 
     require("starlette", "serve")
     require("uvicorn", "serve")
+    from luminosity.inference.model_names import handler_of
     from luminosity.inference.serving.app import Limits, app_of
     from luminosity.inference.serving.kserve_api import declared_inputs
     from luminosity.inference.serving.served_model import ServedModel

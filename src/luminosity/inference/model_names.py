@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import luminosity
+from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidType, OptionError
 
@@ -17,23 +19,16 @@ if TYPE_CHECKING:
 
     from luminosity.inference.handler import Handler
 
-__all__ = ["HANDLER_HELP", "handler_of", "named_handler"]
+__all__ = ["handler_of", "named_handler"]
 
-HANDLER_HELP = (
-    "embed:MODEL or classify:MODEL for texts, summarize:MODEL, embed-images:MODEL or classify-images:MODEL (a folder, "
-    "a name on the Hugging Face hub or in a registry), or module:object (a handler, or a class or function that makes "
-    "one)"
-)
-
-_TEXT = "luminosity.inference.handlers.text"
-_IMAGES = "luminosity.inference.handlers.images"
 _KINDS = {
-    "embed": (f"{_TEXT}.embedder", "SentenceEmbedder"),
-    "classify": (f"{_TEXT}.classifier", "TextClassifier"),
-    "summarize": (f"{_TEXT}.summarizer", "Summarizer"),
-    "embed-images": (f"{_IMAGES}.embedder", "ImageEmbedder"),
-    "classify-images": (f"{_IMAGES}.classifier", "ImageClassifier"),
+    "embed": "SentenceEmbedder",
+    "classify": "TextClassifier",
+    "summarize": "Summarizer",
+    "embed-images": "ImageEmbedder",
+    "classify-images": "ImageClassifier",
 }
+"""The public class for each kind of model."""
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
@@ -60,9 +55,7 @@ def named_handler(name: str) -> ModelHandler[Any, Any, Any]:
     if not (kind and colon and rest):
         raise OptionError(f"found {name!r}, expected {HANDLER_HELP}")
     if kind in _KINDS:
-        module, handler = _KINDS[kind]
-        # Imported here, because the module imports Beam, which takes a second; --help must be fast.
-        return getattr(importlib.import_module(module), handler)(rest)
+        return getattr(luminosity, _KINDS[kind])(rest)
     return _checked(name, _made(name, _found(name, kind, rest)))
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import OptionError
-from luminosity.inference.model_names import named_handler
 
 if TYPE_CHECKING:
     from luminosity.inference.enrich.column import Column
@@ -49,6 +48,7 @@ class ColumnRequest:
     def column(self) -> Column:
         """Return the column for ``Enrich``. This imports the model handler, but loads no model."""
         from luminosity import Column
+        from luminosity.inference.model_names import named_handler  # it imports Beam
 
         handler = named_handler(self.model if self.option == "model" else f"{self.option}:{self.model}")
         return Column(handler, self.inputs[0] if len(self.inputs) == 1 else list(self.inputs))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
 from luminosity._shared.text import did_you_mean, list_some
-from luminosity.errors import OptionError
+from luminosity.cli.common.table_options import TableReader
+from luminosity.errors import LuminosityError, OptionError
 
 __all__ = ["read_rows"]
 
@@ -21,14 +21,13 @@ _MOST_GROUPS = 16  # row groups of a Parquet file that are read, spread over the
 _MOST_BYTES = 1_000_000_000  # how much is read of files that can only be read from the start
 _SHOWN_COLUMNS = 20
 _SEED = 0
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def read_rows(path: str, column: str | None, count: int) -> list[Any]:
+def read_rows(path: str, column: str | None, count: int, csv: Mapping[str, Any] | None = None) -> list[Any]:
     """Return at most ``count`` rows in random order: texts, numbers, and lists as numpy arrays.
 
     Rows without a value are left out. The file's suffix decides its format; a file with another suffix has a row per
-    line.
+    line. ``csv`` are the arguments of ``ReadTable`` for CSV.
     """
     if not os.path.isfile(path):
         raise OptionError(f"--data={path}: {'a folder' if os.path.isdir(path) else 'no such file'}, expected a file")
@@ -41,12 +40,12 @@ def read_rows(path: str, column: str | None, count: int) -> list[Any]:
             rows = _from_parquet(path, column, count, chance)
         elif kind in (".jsonl", ".ndjson", ".json"):
             rows = _from_json_lines(path, column, count, chance)
-        elif kind in _DELIMITERS:
-            rows = _sample(_csv_values(path, column, _DELIMITERS[kind]), count, chance)
+        elif kind in (".csv", ".tsv"):
+            rows = _sample(_csv_values(path, column, csv or {}), count, chance)
         else:
             rows = _from_lines(path, column, count, chance)
     except (ValueError, OSError) as error:
-        if isinstance(error, OptionError):
+        if isinstance(error, LuminosityError):
             raise
         raise OptionError(f"--data={path}: can't be read as {kind or 'text'}: {error}") from error
     examples = [_example(row) for row in rows if row is not None]
@@ -78,22 +77,16 @@ def _from_json_lines(path: str, column: str | None, count: int, chance: random.R
     return [record.get(name) for record in records]
 
 
-def _csv_values(path: str, column: str | None, delimiter: str) -> Iterator[Any]:
-    from pyarrow import csv, types
+def _csv_values(path: str, column: str | None, csv: Mapping[str, Any]) -> Iterator[Any]:
+    from luminosity.io.read_table import ReadTable
 
-    with csv.open_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)) as batches:
-        name = _checked(path, column, batches.schema.names)
-        read = 0
-        for batch in batches:
-            if types.is_binary(batch[name].type):  # pyarrow's guess for texts that are not UTF-8
-                raise OptionError(
-                    f"--data={path}: found bytes that are not UTF-8 in the column {name!r}",
-                    fix="convert the file to UTF-8, as with: iconv -f cp1252 -t utf-8",
-                )
-            yield from batch[name].to_pylist()
-            read += batch.nbytes
-            if read > _MOST_BYTES:
-                return
+    pattern, reader, read = glob.escape(path), TableReader("bench"), 0
+    name = _checked(path, column, ReadTable(pattern, **csv).schema.names)
+    for _, batch in reader.rows(reader.open(pattern, [name], csv)):
+        yield from batch.column(name).to_pylist()
+        read += batch.nbytes
+        if read > _MOST_BYTES:
+            return
 
 
 def _from_lines(path: str, column: str | None, count: int, chance: random.Random) -> list[Any]:
@@ -140,4 +133,6 @@ def _sample(values: Iterable[T], count: int, chance: random.Random) -> list[T]:
 
 
 def _example(value: Any) -> Any:
+    import numpy as np  # not for --help
+
     return np.asarray(value) if isinstance(value, list) else value
