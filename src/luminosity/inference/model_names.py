@@ -6,10 +6,10 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import luminosity
 from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidType, OptionError
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["handler_of", "named_handler"]
 
-_KINDS = {
-    "embed": "SentenceEmbedder",
-    "classify": "TextClassifier",
-    "summarize": "Summarizer",
-    "embed-images": "ImageEmbedder",
-    "classify-images": "ImageClassifier",
-}
-"""The public class for each kind of model."""
+_KINDS = ("embed", "classify", "summarize", "embed-images", "classify-images")
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
@@ -55,8 +48,18 @@ def named_handler(name: str) -> ModelHandler[Any, Any, Any]:
     if not (kind and colon and rest):
         raise OptionError(f"found {name!r}, expected {HANDLER_HELP}")
     if kind in _KINDS:
-        return getattr(luminosity, _KINDS[kind])(rest)
+        return _kind_of_handler(kind)(rest)
     return _checked(name, _made(name, _found(name, kind, rest)))
+
+
+def _kind_of_handler(kind: str) -> Callable[[str], ModelHandler[Any, Any, Any]]:
+    from luminosity.inference.handlers.images.handlers import ImageClassifier, ImageEmbedder
+    from luminosity.inference.handlers.text.classifiers import TextClassifier
+    from luminosity.inference.handlers.text.embedder import SentenceEmbedder
+    from luminosity.inference.handlers.text.generator import Summarizer
+
+    classes = (SentenceEmbedder, TextClassifier, Summarizer, ImageEmbedder, ImageClassifier)
+    return classes[_KINDS.index(kind)]
 
 
 def _found(name: str, module_name: str, path: str) -> Any:
