@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 from apache_beam import coders
-from apache_beam.coders import coder_impl
 
 from luminosity.errors import Fix, InvalidType
 
@@ -21,9 +20,6 @@ class RecordBatchCoder(coders.Coder):
     >>> coder.decode(coder.encode(batch)).equals(batch)
     True
     """
-
-    def _create_impl(self) -> coder_impl.CallbackCoderImpl:
-        return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
 
     def encode(self, value: pa.RecordBatch) -> bytes:
         """Write the batch, with its schema, as an Arrow IPC stream."""
@@ -49,19 +45,9 @@ class RecordBatchCoder(coders.Coder):
         except pa.ArrowTypeError:  # Older Arrow does not know which part of its buffers a column of string views uses.
             return int(value.get_total_buffer_size())
 
-    def is_deterministic(self) -> bool:
-        """Return False: equal batches may be encoded differently."""
-        return False  # Equal rows may have different layouts in memory.
-
     def to_type_hint(self) -> Any:
         """Return ``pyarrow.RecordBatch``, the type of the elements."""
         return pa.RecordBatch
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
 
 
 def register() -> None:

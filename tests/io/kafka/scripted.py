@@ -12,12 +12,12 @@ from apache_beam.runners.sdf_utils import (
     ThreadsafeWatermarkEstimator,
 )
 
-from luminosity.io.kafka.reading.consumer import ConsumerSettings
-from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.emit import Emitter, Unpack
-from luminosity.io.kafka.reading.positions import parse_start, parse_stop
-from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream
-from luminosity.io.kafka.reading.timestamps import GroupWatermarks, TimestampPolicy
+from luminosity.io.kafka.consumer import ConsumerSettings
+from luminosity.io.kafka.deserialize import deserializer
+from luminosity.io.kafka.emit import Emitter, Unpack
+from luminosity.io.kafka.progress import GroupWatermarks, TimestampPolicy
+from luminosity.io.kafka.read import parse_start, parse_stop
+from luminosity.io.kafka.read_step import ReadGroup, ReadSettings, ReadStream
 from luminosity.testing import ScriptedKafka
 
 FIRST_MS = 1_700_000_000_000  # the time of the record at offset 0; each offset is a millisecond later

@@ -16,8 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from luminosity import KafkaRecord
 from luminosity.errors import KafkaError
-from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.registry import SchemaRegistry, Unreadable
+from luminosity.io.kafka.deserialize import SchemaRegistry, Unreadable, deserializer
 from luminosity.testing import ScriptedKafka
 from tests.io.kafka.scripted import Bundle, Log, script, step_of
 

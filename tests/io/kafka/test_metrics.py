@@ -13,8 +13,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from luminosity import ReadKafka, WriteKafka
 from luminosity._shared.kafka_metrics import BUCKET_LIMITS_MS, bucket_counts, percentile_ms
-from luminosity.io.kafka.reading.read_metrics import ReadMetrics
-from luminosity.io.kafka.write import WriteMetrics
+from luminosity.io.kafka.metrics import ReadMetrics, WriteMetrics
 from luminosity.testing import KafkaBroker
 
 _HOUR_MS = 3_600_000
@@ -120,7 +119,7 @@ def test_times_of_a_write_are_those_of_elements_and_rows(
 
 
 def test_only_so_many_times_of_a_bundle_are_kept(metrics: dict[str, _Metric], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luminosity.io.kafka.write._MOST_TIMES", 5)
+    monkeypatch.setattr("luminosity.io.kafka.metrics._MOST_TIMES", 5)
     written = WriteMetrics()
     now = time.time_ns() // 1000
     for _ in range(4):

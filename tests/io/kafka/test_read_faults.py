@@ -15,7 +15,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import KafkaClient, ReadKafka
 from luminosity.errors import StepFailed
-from luminosity.io.kafka.reading.consumer import ConsumerSettings
+from luminosity.io.kafka.consumer import ConsumerSettings
 from luminosity.testing import KafkaBroker
 from tests.both_runners import counters
 from tests.marks import note, notes, wait_for_file

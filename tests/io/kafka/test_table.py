@@ -11,10 +11,9 @@ from apache_beam.utils.timestamp import Timestamp
 
 from luminosity import KafkaRecord, ReadKafka
 from luminosity.errors import KafkaError
-from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.emit import Tally
-from luminosity.io.kafka.reading.table import TableEmitter, table_schema
-from luminosity.io.kafka.reading.timestamps import TimestampPolicy
+from luminosity.io.kafka.deserialize import deserializer
+from luminosity.io.kafka.emit import TableEmitter, Tally, table_schema
+from luminosity.io.kafka.progress import TimestampPolicy
 from luminosity.tables.schemas import known_schema
 from luminosity.testing import KafkaBroker
 

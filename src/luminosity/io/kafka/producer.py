@@ -35,18 +35,16 @@ _DEFAULTS = {
     "queue.buffering.max.kbytes": 65_536,  # memory for records that Kafka does not have yet
     "reconnect.backoff.max.ms": 1_000,  # how late the end of an outage is noticed
 }
-# The record, or its topic, is refused: another attempt would be, too.
-_RECORDS_FAULT = frozenset(
-    {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"}
-    | {"RECORD_LIST_TOO_LARGE", "POLICY_VIOLATION", "UNSUPPORTED_FOR_MESSAGE_FORMAT", "_INVALID_DIFFERENT_RECORD"}
-    | {"TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART"}
-    | {"_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG"}
-)
 # A broker refuses all records of a request with these, though one of them may be at fault alone.
 _OF_A_BATCH = frozenset(
     {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"}
     | {"RECORD_LIST_TOO_LARGE", "POLICY_VIOLATION", "_INVALID_DIFFERENT_RECORD"}
 )
+# The record, or its topic, is refused: another attempt would be, too.
+_RECORDS_FAULT = _OF_A_BATCH | {
+    *("TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
+    *("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG"),
+}
 # The client has no right to write. A retry has none either.
 _REFUSED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"})
 
@@ -85,7 +83,7 @@ class DeliveryFailure:
 class BundleProducer:
     """Sends the records of one bundle after another, each time waiting until Kafka has all. For one thread at a time.
 
-    The connection is made with the first record, and stays open until ``close`` or ``abandon``.
+    The connection is made with the first record, and stays open until ``abandon``.
     """
 
     def __init__(self, client: KafkaClient, delivery_timeout_s: float) -> None:
@@ -146,16 +144,11 @@ class BundleProducer:
             self._producer.flush(0)
             self._producer = None
 
-    def close(self) -> None:
-        """Close the connection. Records that wait are dropped: their bundle has failed."""
-        self.abandon()
-
     def _open(self) -> Any:
         self._kafka = require("confluent_kafka", "kafka")
-        given = self._client.settings()
         self._producer = self._client.producer(
             {
-                **{name: value for name, value in _DEFAULTS.items() if name not in given},
+                **{name: value for name, value in _DEFAULTS.items() if not self._client.has(name)},
                 "message.timeout.ms": round(self._timeout_s * 1000),
                 "delivery.report.only.error": True,
             },

@@ -1,4 +1,4 @@
-"""The transform that reads records from Kafka."""
+"""The transform that reads records from Kafka, and the positions at which users let it begin and stop."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.utils.timestamp import Timestamp
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
+from luminosity._shared.text import shorten_repr
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
-from luminosity.io.kafka.reading.consumer import OWN_SETTINGS, ConsumerSettings
-from luminosity.io.kafka.reading.deserialize import deserializer
-from luminosity.io.kafka.reading.emit import UNREADABLE, Emitter, Outputs, Unpack
-from luminosity.io.kafka.reading.positions import check_order, parse_start, parse_stop
-from luminosity.io.kafka.reading.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
-from luminosity.io.kafka.reading.registry import SchemaRegistry
-from luminosity.io.kafka.reading.table import TableEmitter, table_schema
-from luminosity.io.kafka.reading.timestamps import TimestampPolicy
-from luminosity.io.kafka.record import KafkaRecord
+from luminosity.io.kafka.consumer import OWN_SETTINGS, ConsumerSettings
+from luminosity.io.kafka.deserialize import SchemaRegistry, deserializer
+from luminosity.io.kafka.emit import UNREADABLE, Emitter, Outputs, TableEmitter, Unpack, table_schema
+from luminosity.io.kafka.offsets import Position
+from luminosity.io.kafka.progress import TimestampPolicy
+from luminosity.io.kafka.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
+from luminosity.io.kafka.record import KafkaRecord, Partition
 from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadKafka"]
 
+_STARTS = ("earliest", "latest", "committed")
+_STOPS = ("now",)
+_CLOCK_MS = 1_000  # "now" of another clock is not the future
 _MOST_GROUPS = 8  # chosen by default; each one polls for itself
 _CHECK_S = 5.0  # how long brokers may take to answer when a pipeline is built
 
@@ -133,15 +137,10 @@ class ReadKafka(beam.PTransform[Any, Any]):
         require("confluent_kafka", "kafka")
         self._topics = _check_topics(topics, pattern)
         self._pattern = pattern
-        for name, given, allowed in (
-            ("isolation_level", isolation_level, ("read_committed", "read_uncommitted")),
-            ("on_lost", on_lost, ("fail", "skip")),
-        ):
-            if given not in allowed:
-                raise InvalidArgument(f"found {name}={given!r}, expected {' or '.join(map(repr, allowed))}")
-        for name, seconds in (("discover_every_s", discover_every_s), ("max_outage_s", max_outage_s)):
-            if not seconds > 0:
-                raise InvalidArgument(f"found {name}={seconds!r}, expected more than 0")
+        _check_one_of("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
+        _check_one_of("on_lost", on_lost, ("fail", "skip"))
+        _check_above_0("discover_every_s", discover_every_s)
+        _check_above_0("max_outage_s", max_outage_s)
         if groups is not None and groups < 1:
             raise InvalidArgument(f"found groups={groups}, expected 1 or more")
         begin, end = parse_start(start, self._topics), parse_stop(stop, self._topics)
@@ -155,15 +154,14 @@ class ReadKafka(beam.PTransform[Any, Any]):
         registry = None if schema_registry is None else SchemaRegistry(schema_registry, schema_registry_auth)
         policy = TimestampPolicy.of(timestamps, max_out_of_orderness)
         read = deserializer(key, value, registry)
-        self._schema: pa.Schema | None = None
-        if as_table:
-            if values_only:
-                raise InvalidArgument("found as_table= and values_only=, expected one of them")
-            self._schema = table_schema(key, value, schema)
+        if as_table and values_only:
+            raise InvalidArgument("found as_table= and values_only=, expected one of them")
+        if schema is not None and not as_table:
+            raise InvalidArgument("found schema= without as_table=True, expected both or neither")
+        self._schema = table_schema(key, value, schema) if as_table else None
+        if self._schema is not None:
             emitter: Emitter = TableEmitter(policy, read, self._schema, has_fields=schema is not None)
         else:
-            if schema is not None:
-                raise InvalidArgument("found schema= without as_table=True, expected both or neither")
             emitter = Emitter(policy, read, values_only=values_only)
         # The name is that of the pool in which workers keep consumers. A step that is restored keeps it.
         name = f"luminosity-{uuid.uuid4().hex[:12]}"
@@ -231,6 +229,16 @@ class ReadKafka(beam.PTransform[Any, Any]):
         return {"topics": topics, "bootstrap_servers": self._settings.consumers.client.servers}
 
 
+def _check_one_of(name: str, given: str, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        raise InvalidArgument(f"found {name}={given!r}, expected {' or '.join(map(repr, allowed))}")
+
+
+def _check_above_0(name: str, seconds: float) -> None:
+    if not seconds > 0:
+        raise InvalidArgument(f"found {name}={seconds!r}, expected more than 0")
+
+
 def _check_topics(topics: Any, pattern: str | None) -> list[str]:
     if (topics is None) == (pattern is None):
         raise InvalidArgument("found both or neither of topics= and pattern=, expected one of them")
@@ -246,3 +254,98 @@ def _check_topics(topics: Any, pattern: str | None) -> list[str]:
     if len(set(listed)) < len(listed):
         raise InvalidArgument(f"found topics={topics!r}, expected each name once")
     return listed
+
+
+def parse_start(value: Any, topics: Sequence[str]) -> Position:
+    """Return where to begin. Raises ``InvalidArgument`` for anything that is no position.
+
+    >>> parse_start("latest", ["reviews"]).kind
+    'latest'
+    >>> parse_start({0: 100, 1: 0}, ["reviews"]).offsets
+    {('reviews', 0): 100, ('reviews', 1): 0}
+    >>> parse_start("erliest", ["reviews"])
+    Traceback (most recent call last):
+    luminosity.errors.InvalidArgument: found start='erliest', expected 'earliest', 'latest', 'committed', a datetime ...
+    """
+    return _parse("start", value, _STARTS, topics)
+
+
+def parse_stop(value: Any, topics: Sequence[str]) -> Position | None:
+    """Return where to stop, or None if the read has no end.
+
+    >>> parse_stop("now", ["reviews"]).kind
+    'now'
+    """
+    return None if value is None else _parse("stop", value, _STOPS, topics)
+
+
+def check_order(start: Position, stop: Position | None) -> None:
+    """Raise ``InvalidArgument`` if a read would begin in the future, or behind its own stop.
+
+    Positions of different kinds are compared when the brokers have said which offsets they are.
+
+    >>> check_order(Position("time", time_ms=2_000), Position("time", time_ms=1_000))
+    Traceback (most recent call last):
+    luminosity.errors.InvalidArgument: found stop= before start=: 1000 and 2000 ms since 1970, expected it after start=
+    """
+    if start.kind == "time" and start.time_ms > time.time() * 1000 + _CLOCK_MS:
+        raise InvalidArgument(
+            "found start= in the future, expected a time that has come",
+            fix="pass start='latest' to read what comes from now on",
+        )
+    if stop is None or stop.kind != start.kind:
+        return
+    if stop.time_ms < start.time_ms:
+        raise InvalidArgument(
+            f"found stop= before start=: {stop.time_ms} and {start.time_ms} ms since 1970, expected it after start="
+        )
+    for (topic, number), at in start.offsets.items():
+        if stop.offsets.get((topic, number), at) < at:
+            raise InvalidArgument(
+                f"found stop= before start= in {topic}[{number}]: {stop.offsets[topic, number]} and {at}, expected it "
+                "after start="
+            )
+
+
+def _parse(name: str, value: Any, words: Sequence[str], topics: Sequence[str]) -> Position:
+    if isinstance(value, str) and value in words:
+        return Position(value)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"found {name}={value!r} without a time zone, expected one with it",
+                fix="pass a datetime such as datetime(2026, 1, 31, tzinfo=timezone.utc)",
+            )
+        return Position("time", time_ms=round(value.timestamp() * 1000))
+    if isinstance(value, Timestamp):
+        return Position("time", time_ms=value.micros // 1000)
+    if isinstance(value, Mapping):
+        return Position("offsets", offsets=_parse_offsets(name, value, topics))
+    expected = ", ".join(map(repr, words))
+    raise InvalidArgument(
+        f"found {name}={shorten_repr(value, 80)}, expected {expected}, a datetime with a time zone, or offsets such as "
+        "{('topic', 0): 100}"
+    )
+
+
+def _parse_offsets(name: str, given: Mapping[Any, Any], topics: Sequence[str]) -> dict[Partition, int]:
+    offsets: dict[Partition, int] = {}
+    for key, offset in given.items():
+        if type(key) is int and len(topics) == 1:
+            partition = topics[0], key
+        elif isinstance(key, tuple) and len(key) == 2 and type(key[0]) is str and type(key[1]) is int:
+            partition = key[0], key[1]
+        else:
+            raise InvalidArgument(
+                f"found {shorten_repr(key, 80)} among the partitions of {name}=, expected pairs such as ('topic', 0)",
+                fix="name the topic with the partition",
+            )
+        if type(offset) is not int or offset < 0:
+            raise InvalidArgument(
+                f"found the offset {shorten_repr(offset, 80)} of {partition[0]}[{partition[1]}] in {name}=, expected 0 "
+                "or more"
+            )
+        offsets[partition] = offset
+    if not offsets:
+        raise InvalidArgument(f"found {name}={{}}, expected the offset of each partition")
+    return offsets

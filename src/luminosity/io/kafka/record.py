@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from apache_beam import coders
-from apache_beam.coders import coder_impl
 
 from luminosity.errors import InvalidType
 
@@ -18,11 +17,15 @@ __all__ = [
     "NO_TIMESTAMP",
     "KafkaRecord",
     "KafkaRecordCoder",
+    "Partition",
 ]
 
 NO_TIMESTAMP = 0  # the numbers of librdkafka
 CREATE_TIME = 1
 LOG_APPEND_TIME = 2
+
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
 
 # How a key or value is encoded.
 _NONE, _BYTES, _TEXT, _PICKLED = range(4)
@@ -82,9 +85,6 @@ class KafkaRecordCoder(coders.Coder):
     True
     """
 
-    def _create_impl(self) -> coder_impl.CallbackCoderImpl:
-        return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
-
     def encode(self, value: Any) -> bytes:
         """Write a head of fixed length, then topic, key, value and headers."""
         if not isinstance(value, KafkaRecord):
@@ -131,19 +131,9 @@ class KafkaRecordCoder(coders.Coder):
             size += len(part) if isinstance(part, (bytes, str)) else 64 if part is not None else 0
         return size + sum(8 + len(name) + len(content or b"") for name, content in value.headers)
 
-    def is_deterministic(self) -> bool:
-        """Return False: equal keys and values may have different pickles."""
-        return False
-
     def to_type_hint(self) -> Any:
         """Return ``KafkaRecord``, the type of the elements."""
         return KafkaRecord
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
 
 
 def _encode(part: Any) -> tuple[int, bytes]:

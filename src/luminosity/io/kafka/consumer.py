@@ -10,8 +10,8 @@ from typing import Any
 
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient, describe
-from luminosity.io.kafka.reading.offsets import BrokerQueries, ErrorLog
-from luminosity.io.kafka.reading.positions import Partition
+from luminosity.io.kafka.offsets import BrokerQueries, ErrorLog
+from luminosity.io.kafka.record import Partition
 
 __all__ = ["OWN_SETTINGS", "ConsumerSettings", "GroupConsumer", "Pool"]
 
@@ -20,6 +20,8 @@ _LOGGER = logging.getLogger(__name__)
 _IDLE_READERS = 8  # of one step and process; a group may move to another worker and leave one behind
 _CLOSE_IDLE_AFTER_S = 30.0  # its connection and its prefetched records are then free
 _GATHER_S = 0.001  # how long a record waits for others, because each claim has its price
+_CHUNK_S = 0.01  # how long the steps that follow should take with the records of one claim
+_MOST_RECORDS = 2_000  # of one claim
 _COMMIT_EVERY_S = 0.5  # of the group's offsets, which only tools look at
 
 # Settings that a read depends on, with the argument that is for it.
@@ -112,6 +114,13 @@ class GroupConsumer:
             self._buffer = [message, *self._consumer.consume(most - 1, _GATHER_S)] if most > 1 else [message]
         taken, self._buffer = self._buffer[:most], self._buffer[most:]
         return taken
+
+    def adapt(self, records: int, seconds: float) -> None:
+        """Adapt ``chunk`` to the time that the steps that follow took: a runner stops a reader only between claims."""
+        if seconds > 2 * _CHUNK_S:
+            self.chunk = max(1, int(records * _CHUNK_S / seconds))
+        elif records >= self.chunk:
+            self.chunk = min(_MOST_RECORDS, 2 * self.chunk)
 
     def unread(self, messages: list[Any]) -> None:
         """Take messages back that were not claimed: the next poll returns them again."""

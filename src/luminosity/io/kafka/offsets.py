@@ -1,20 +1,20 @@
-"""Asks brokers which partitions there are, and for offsets: the first, the last, those of a time or of a group."""
+"""Positions in partitions, and the queries for their offsets: the first, the last, those of a time or of a group."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe
-from luminosity.io.kafka.reading.positions import Partition, Position
+from luminosity.io.kafka.record import Partition
 
-__all__ = ["BrokerQueries", "ErrorLog", "name_partitions", "partitions_of"]
+__all__ = ["BrokerQueries", "ErrorLog", "Position", "name_partitions", "partitions_of"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,6 +43,18 @@ _REFUSALS = frozenset(
 _MISSING = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC"})
 
 _Result = TypeVar("_Result")
+
+
+class Position(NamedTuple):
+    """A position in every partition.
+
+    ``kind`` is ``"earliest"``, ``"latest"``, ``"committed"``, ``"now"``, ``"time"`` (then ``time_ms`` says when) or
+    ``"offsets"`` (then ``offsets`` has one for each partition).
+    """
+
+    kind: str
+    time_ms: int = 0
+    offsets: Mapping[Partition, int] = {}
 
 
 class ErrorLog:

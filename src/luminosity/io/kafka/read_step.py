@@ -15,14 +15,20 @@ from apache_beam.utils import windowed_value
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe
-from luminosity.io.kafka.reading.consumer import ConsumerSettings, GroupConsumer, Pool
-from luminosity.io.kafka.reading.emit import Emitter, Outputs, Tally
-from luminosity.io.kafka.reading.offsets import name_partitions, partitions_of
-from luminosity.io.kafka.reading.positions import Partition, Position
-from luminosity.io.kafka.reading.read_metrics import ReadMetrics
-from luminosity.io.kafka.reading.restriction import LAST, Claim, GroupTracker, PartitionGroup, Span
-from luminosity.io.kafka.reading.timestamps import GroupWatermark, GroupWatermarks
-from luminosity.io.kafka.record import KafkaRecord
+from luminosity.io.kafka.consumer import ConsumerSettings, GroupConsumer, Pool
+from luminosity.io.kafka.emit import Chunk, Emitter, Outputs, Tally
+from luminosity.io.kafka.metrics import ReadMetrics
+from luminosity.io.kafka.offsets import Position, name_partitions, partitions_of
+from luminosity.io.kafka.progress import (
+    LAST,
+    Claim,
+    GroupTracker,
+    GroupWatermark,
+    GroupWatermarks,
+    PartitionGroup,
+    Span,
+)
+from luminosity.io.kafka.record import Partition
 
 __all__ = ["ReadGroup", "ReadSettings", "ReadStream", "check_brokers", "group_of"]
 
@@ -34,8 +40,6 @@ _IDLE_BUNDLE_S = 1.0  # how often an idle reader reports its watermark
 _BUSY_BUNDLE_S = 1.0  # the longest bundle on a runner that does not ask to stop
 _RECORDS_PER_BUNDLE = 50_000
 _CHECK_EVERY_S = 0.5  # how often idle partitions are looked at
-_CHUNK_S = 0.01  # how long the steps that follow should take with the records of one claim
-_MOST_RECORDS = 2_000  # of one claim
 
 _NOTHING = Tally().newest
 _GLOBAL = (GlobalWindow(),)
@@ -67,17 +71,6 @@ def group_of(partition: Partition, groups: int) -> int:
     """
     topic, number = partition
     return (zlib.crc32(topic.encode()) + number) % groups
-
-
-class _Chunk:
-    """Messages as records, run by run: each run is of one partition."""
-
-    def __init__(self) -> None:
-        self.runs: list[tuple[Partition, list[KafkaRecord]]] = []
-        self.positions: dict[Partition, int] = {}
-        self.failed: list[Any] = []
-        self.bytes = 0
-        self.records = 0
 
 
 class ReadGroup(beam.DoFn, beam.RestrictionProvider):
@@ -167,9 +160,6 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         watermark: Any = _WATERMARK,
     ) -> Iterator[Any]:
         """Emit the records of the group. Ends when asked to, after a while, or if no records come."""
-        yield from self._read(element, tracker, watermark, finalizer)
-
-    def _read(self, element: int, tracker: Any, watermark: Any, finalizer: Any) -> Iterator[Any]:
         group: PartitionGroup = tracker.current_restriction()
         key = element if group.is_open else min(group.spans, default=element)
         consumers = self._settings.consumers
@@ -208,7 +198,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             consumer.seek({p: span.start for p, span in group.spans.items() if not span.is_done})
             messages = consumer.poll(consumer.chunk, _SHORT_POLL_S if emitted else _POLL_S)
             now_micros = time.time_ns() // 1000
-            chunk = self._chunk(messages, group)
+            chunk = Chunk(messages, group.spans)
             if not tracker.try_claim(Claim(chunk.positions)):
                 consumer.unread(messages)
                 return
@@ -216,7 +206,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             if chunk.records:
                 claimed_at = time.monotonic()
                 yield from self._outputs(chunk, watermark, now_micros)
-                _adapt(consumer, chunk.records, time.monotonic() - claimed_at)
+                consumer.adapt(chunk.records, time.monotonic() - claimed_at)
                 emitted += chunk.records
             self._handle_failures(chunk, consumer, tracker)
             if not messages or (group.is_open and len(chunk.positions) < len(group.spans)):
@@ -227,52 +217,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             if not emitted and lasted >= _IDLE_BUNDLE_S:
                 return
 
-    def _chunk(self, messages: list[Any], group: PartitionGroup) -> _Chunk:
-        """Make records of messages, without those beyond the end. An end of a partition counts as a position."""
-        chunk = _Chunk()
-        spans = group.spans
-        positions = chunk.positions
-        topic, number = "", -1
-        partition: Partition = topic, number
-        run: list[KafkaRecord] = []
-        at, stop = 0, None
-        new = tuple.__new__  # which takes half as long as KafkaRecord(...)
-        for message in messages:
-            if message.topic() != topic or message.partition() != number:
-                if number >= 0:
-                    positions[partition] = at
-                partition = topic, number = message.topic(), message.partition()
-                if partition not in spans:
-                    topic, number = "", -1
-                    continue  # a partition that is done
-                stop = spans[partition].stop
-                at = positions.get(partition, spans[partition].start)
-                run = []
-                chunk.runs.append((partition, run))
-            error = message.error()
-            offset = message.offset()
-            if error is not None:
-                if error.name() == "_PARTITION_EOF":
-                    # Offsets before it that did not come are no records: markers of transactions, or compacted.
-                    at = max(at, offset if stop is None else min(offset, stop))
-                else:
-                    chunk.failed.append(message)
-            elif offset >= at:
-                if stop is not None and offset >= stop:
-                    at = stop
-                    continue
-                at = offset + 1
-                kind, timestamp = message.timestamp()
-                key, value, headers = message.key(), message.value(), message.headers()
-                chunk.bytes += (len(key) if key else 0) + (len(value) if value else 0)
-                fields = topic, number, offset, timestamp, kind, key, value, tuple(headers) if headers else ()
-                run.append(new(KafkaRecord, fields))
-        if number >= 0:
-            positions[partition] = at
-        chunk.records = sum(len(each) for _, each in chunk.runs)
-        return chunk
-
-    def _outputs(self, chunk: _Chunk, watermark: GroupWatermark, now_micros: int) -> Iterator[Any]:
+    def _outputs(self, chunk: Chunk, watermark: GroupWatermark, now_micros: int) -> Iterator[Any]:
         """Emit the records of a chunk, then move the watermarks of their partitions."""
         emitter = self._settings.emitter
         policy = emitter.timestamps
@@ -337,7 +282,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             if partition in fetched and spans[partition].start >= max(end, fetched[partition]):
                 watermark.move(partition, policy.watermark_when_idle(checked_micros))
 
-    def _handle_failures(self, chunk: _Chunk, consumer: GroupConsumer, tracker: Any) -> None:
+    def _handle_failures(self, chunk: Chunk, consumer: GroupConsumer, tracker: Any) -> None:
         """Handle what partitions report instead of records: go on, skip what is lost, or raise."""
         failing = consumer.failing_since
         if failing:
@@ -402,7 +347,7 @@ class ReadStream(ReadGroup):
         watermark: Any = _WATERMARK,
     ) -> Iterator[Any]:
         """Emit records as they come."""
-        yield from self._read(element, tracker, watermark, finalizer)
+        yield from super().process(element, finalizer, tracker, watermark)
 
 
 def _beyond_end(partition: Partition, start: int, end: int) -> KafkaError:
@@ -424,11 +369,3 @@ def check_brokers(settings: ReadSettings, patience_s: float) -> None:
         partitions_of(found, settings.topics, settings.pattern, settings.consumers.client.servers)
     finally:
         consumer.close()
-
-
-def _adapt(consumer: GroupConsumer, records: int, seconds: float) -> None:
-    """Let the next claim take about as long as it should: a runner can stop the reader only between two claims."""
-    if seconds > 2 * _CHUNK_S:
-        consumer.chunk = max(1, int(records * _CHUNK_S / seconds))
-    elif records >= consumer.chunk:
-        consumer.chunk = min(_MOST_RECORDS, 2 * consumer.chunk)
