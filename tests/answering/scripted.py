@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from luminosity import Handler
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point, point_id
-from luminosity.io.stores.store import StoreAddress
 from luminosity.tables.map_table import _row_id
 
 SIZE = 64

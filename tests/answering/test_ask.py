@@ -15,8 +15,8 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from luminosity import HttpModelHandler
 from luminosity.answering import Answer, Answerer, Ask, Question
 from luminosity.errors import HandlerError, InvalidArgument, InvalidType, LuminosityError, StoreError
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import open_store
-from luminosity.io.stores.store import StoreAddress
 from tests.answering.scripted import REVIEWS, Scripted, WordCounts, cite_all, make_store, vector_of
 
 INJECTED = (

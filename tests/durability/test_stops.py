@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from luminosity.cli import stop
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.store import StoreAddress
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
 from tests.durability.kills import Job, produce, published_rows

@@ -24,16 +24,17 @@ from luminosity.engine.options import EngineConfig
 from luminosity.errors import StoreError, WriteError
 from luminosity.io.run_owner import RunOwner, owner_in_name
 from luminosity.io.stores import write_lance
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point
 from luminosity.io.stores.qdrant_server import ServerCollection
 from luminosity.io.stores.staging import StagedFile, StagingFolder
-from luminosity.io.stores.store import StoreAddress, Target, WriteMode
+from luminosity.io.stores.store import Target, WriteMode
 from luminosity.io.writing import existing, window_files
 from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import WrittenFile
 from luminosity.io.writing.finish_step import BeginDoFn, FinishDoFn, finish
+from luminosity.io.writing.table_files import WrittenFile
 from luminosity.io.writing.write_step import OpenFiles
 from luminosity.runs.run_ids import META_KEY, CheckpointedRun, RunIdentity, machine_name, run_identity, run_to_store
 from tests.io.stores.qdrant_server import qdrant_server

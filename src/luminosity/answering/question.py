@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from luminosity._shared.text import did_you_mean, list_some, shorten_repr
 from luminosity.errors import Fix, InvalidArgument, InvalidType
-from luminosity.io.stores.query import check_filter
+from luminosity.io.stores.store import check_filter
 
 __all__ = ["Question", "question_of"]
 

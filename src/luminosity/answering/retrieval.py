@@ -15,10 +15,10 @@ from luminosity.answering.answer import SourceRow
 from luminosity.answering.excerpts import excerpt
 from luminosity.answering.question import Question
 from luminosity.errors import Fix, InvalidArgument, LuminosityError, StoreError
+from luminosity.io.stores.address import StoreAddress, missing
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import UUID, point_id
-from luminosity.io.stores.query import Hit, Query, check_filter
-from luminosity.io.stores.store import Store, StoreAddress, missing
+from luminosity.io.stores.store import Hit, Query, Store, check_filter
 
 __all__ = ["Retrieved", "Retriever", "SearchSettings", "rows_for"]
 

@@ -19,9 +19,17 @@ from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_dialect import CsvStyle
 from luminosity.io.reading.find_files import TableFile, find_files
-from luminosity.io.reading.read_step import UNREADABLE, ReadRanges
 from luminosity.io.reading.reader import BATCH_ROWS
-from luminosity.io.reading.readers import RowCount, Settings, all_rows, count_rows, first_rows, schema_of
+from luminosity.io.reading.readers import (
+    UNREADABLE,
+    ReadRanges,
+    RowCount,
+    Settings,
+    all_rows,
+    count_rows,
+    first_rows,
+    schema_of,
+)
 from luminosity.io.reading.selection import partition_schema, select
 from luminosity.io.reading.text_lines import LETTERS, Doubts, Report, Unreadable, letters, raise_unreadable
 from luminosity.tables.schemas import remember_schema

@@ -17,11 +17,11 @@ from apache_beam.transforms.window import GlobalWindows
 from luminosity.core import TEMPORARY_FOLDER, WRITES, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
 from luminosity.io.writing import existing, filesystem
-from luminosity.io.writing.destination import Destination, IfExists
-from luminosity.io.writing.file_writer import WrittenFile
+from luminosity.io.writing.destination import Destination, IfExists, check_writable
+from luminosity.io.writing.filesystem import clear_errors
 from luminosity.io.writing.finish_step import BeginDoFn, CollectDoFn, FinishDoFn
 from luminosity.io.writing.pane_steps import RemoveDropped
-from luminosity.io.writing.schema_checks import check_writable
+from luminosity.io.writing.table_files import WrittenFile
 from luminosity.io.writing.window_files import (
     BeginStreamDoFn,
     GroupByPane,
@@ -29,7 +29,6 @@ from luminosity.io.writing.window_files import (
     PublishPaneDoFn,
     check_windows,
 )
-from luminosity.io.writing.write_errors import clear_errors
 from luminosity.io.writing.write_step import WriteDoFn
 from luminosity.runs.run_ids import run_identity
 

@@ -16,8 +16,8 @@ from luminosity.engine.workers.failure import Failure, describe_element, describ
 from luminosity.inference.enrich.table_steps import TableBlock
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock
 from luminosity.io.formats import Format
-from luminosity.io.reading.byte_ranges import ByteRange
 from luminosity.io.reading.find_files import TableFile
+from luminosity.io.reading.reader import ByteRange
 
 _concat: Any = coder_impl._ConcatSequence  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 _TABLE = pa.record_batch({"text": ["a", "b"], "vector": [[1.0], [2.0]]})

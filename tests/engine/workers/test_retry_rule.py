@@ -33,9 +33,8 @@ from luminosity.errors import (
 )
 from luminosity.extras import require
 from luminosity.io.formats import Format
-from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import readable
-from luminosity.io.writing.write_errors import clear_errors
+from luminosity.io.reading.find_files import TableFile, readable
+from luminosity.io.writing.filesystem import clear_errors
 from tests.runners import IS_REFERENCE, run
 
 

@@ -16,8 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import LuminosityRunner, MapTable, ReadKafka, WindowTable, WriteLance, WriteQdrant, WriteTable
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-from luminosity.io.stores.store import StoreAddress
 from luminosity.testing import KafkaBroker
 from tests.io.stores.test_qdrant import stored
 from tests.io.written import rows_of

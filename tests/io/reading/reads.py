@@ -13,8 +13,8 @@ from apache_beam.pvalue import TaggedOutput
 from pyarrow import csv, parquet
 
 from luminosity import ReadTable
-from luminosity.io.reading.byte_ranges import ByteRange, ByteRangeTracker
-from luminosity.io.reading.read_step import ReadRanges
+from luminosity.io.reading.reader import ByteRange, ByteRangeTracker
+from luminosity.io.reading.readers import ReadRanges
 
 
 def write(path: Path, table: pa.Table, rows_at_once: int = 100) -> None:

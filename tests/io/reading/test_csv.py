@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from luminosity import ReadTable, WriteTable
 from luminosity.errors import TableError
 from luminosity.io.reading import csv_reader, csv_rows
-from luminosity.io.reading.read_step import ReadRanges
+from luminosity.io.reading.readers import ReadRanges
 from tests.both_runners import Pipelines
 from tests.io.reading.reads import counters, read_alone, write_bytes
 
@@ -170,7 +170,7 @@ def test_line_breaks_in_values_wherever_the_file_is_cut(
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(csv_reader, TEXT_BYTES=block, _READ_AHEAD=block // 3 + 1),
-        mock.patch("luminosity.io.reading.read_step.PIECE_BYTES", block),
+        mock.patch("luminosity.io.reading.readers.PIECE_BYTES", block),
     ):
         (Path(folder) / "t.csv").write_bytes(text.getvalue().encode(encoding))
         schema = pa.schema({"id": pa.int64(), "a\nheader": pa.string(), "more": pa.string()})
@@ -182,7 +182,7 @@ def test_line_breaks_in_values_wherever_the_file_is_cut(
 
 
 def test_a_large_file_is_cut_between_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luminosity.io.reading.read_step.PIECE_BYTES", 1000)
+    monkeypatch.setattr("luminosity.io.reading.readers.PIECE_BYTES", 1000)
     monkeypatch.setattr(csv_reader, "TEXT_BYTES", 500)
     lines = [f'{number},"one\nnine 6"" pipes, {number}"\n' for number in range(300)]
     (tmp_path / "t.csv").write_text("id,text\n" + "".join(lines))

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from luminosity import ReadTable
 from luminosity.errors import TableError
 from luminosity.io.reading import reader, text_lines
-from luminosity.io.reading.byte_ranges import ByteRangeTracker
-from luminosity.io.reading.read_step import ReadRanges
+from luminosity.io.reading.reader import ByteRangeTracker
+from luminosity.io.reading.readers import ReadRanges
 from tests.both_runners import Pipelines
 from tests.io.reading.reads import counters, numbered, read_alone, write, write_bytes
 
@@ -56,7 +56,7 @@ def test_large_files_are_cut_before_they_are_read(tmp_path: Path, pipelines: Pip
 
 def test_a_parquet_file_is_first_cut_between_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "t.parquet", numbered(1000), 100)
-    monkeypatch.setattr("luminosity.io.reading.read_step.PIECE_BYTES", 1000)
+    monkeypatch.setattr("luminosity.io.reading.readers.PIECE_BYTES", 1000)
     read = row_groups_read(monkeypatch)
 
     assert len(read_alone(ReadTable(str(tmp_path), rows_per_batch=30))) == 1000

@@ -21,7 +21,7 @@ from luminosity import SearchVectors, WriteVectors
 from luminosity.core import READS, WRITES
 from luminosity.errors import StoreError
 from luminosity.io.stores.kinds import STORES, address_of, kind_of, open_store
-from luminosity.io.stores.query import Query
+from luminosity.io.stores.store import Query
 from tests.io.stores.postgres_server import postgres_database, postgres_server
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.stores.vectors import numbered, vectors

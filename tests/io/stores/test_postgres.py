@@ -13,9 +13,10 @@ import pytest
 from luminosity import WriteVectors
 from luminosity.errors import InvalidArgument, StoreError
 from luminosity.io.run_owner import RunOwner
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.points import Point, PointColumns, TableFacts
 from luminosity.io.stores.postgres import PostgresStore
-from luminosity.io.stores.store import StoreAddress, Target, WriteMode
+from luminosity.io.stores.store import Target, WriteMode
 from tests.io.stores.postgres_server import computes_distances, postgres_database, postgres_server
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"

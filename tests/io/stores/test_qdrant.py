@@ -19,10 +19,11 @@ from apache_beam.testing.util import assert_that, equal_to
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.folders import copy_folder, lock_file
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import Point, PointColumns
-from luminosity.io.stores.store import StoreAddress, WriteMode
+from luminosity.io.stores.store import WriteMode
 from tests.both_runners import Pipelines, counters
 from tests.io.deadly import Deadly
 from tests.io.stores.vectors import numbered, vectors

@@ -18,9 +18,10 @@ from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores import qdrant_server as server_module
 from luminosity.io.stores import retries
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.qdrant_server import ServerCollection
-from luminosity.io.stores.store import StoreAddress, WriteMode
+from luminosity.io.stores.store import WriteMode
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import StandIn, fails, qdrant_server

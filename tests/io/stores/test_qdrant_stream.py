@@ -17,9 +17,9 @@ from qdrant_client import models
 from luminosity import WriteQdrant
 from luminosity.errors import StepFailed, StoreError
 from luminosity.io.stores import write_shared
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.qdrant_server import ServerCollection
-from luminosity.io.stores.store import StoreAddress
 from luminosity.io.writing.pane_steps import PaneOf
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.stores.test_qdrant import stored

@@ -21,8 +21,7 @@ from luminosity.engine.loop import sizing
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.writing import window_files, write_step
 from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import WrittenFile
-from luminosity.io.writing.final_files import final_names
+from luminosity.io.writing.table_files import WrittenFile, final_names
 from tests.both_runners import counters
 from tests.io.written import everything_in, rows_of
 from tests.runners import IS_REFERENCE, start

@@ -30,7 +30,7 @@ from luminosity import ReadTable, WriteTable
 from luminosity.errors import StepFailed, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.run_owner import RunOwner
-from luminosity.io.writing import existing, file_writer, final_files, finish_step, write_step
+from luminosity.io.writing import existing, finish_step, table_files, write_step
 from luminosity.io.writing.destination import TEMPORARY_PREFIX, Destination
 from tests.both_runners import Pipelines, counters
 from tests.io.written import everything_in, in_order, rows_of, table_of
@@ -145,9 +145,9 @@ def test_rows_per_file(tmp_path: Path) -> None:
 
 
 def test_files_are_cut_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_writer, "_MOST_BYTES", 100)
-    monkeypatch.setattr(file_writer, "_GROUP_ROWS", 100)
-    monkeypatch.setattr(final_files, "_JOINED_BYTES", 0)
+    monkeypatch.setattr(table_files, "_MOST_BYTES", 100)
+    monkeypatch.setattr(table_files, "_GROUP_ROWS", 100)
+    monkeypatch.setattr(table_files, "_JOINED_BYTES", 0)
     write(batches(100, 100, 100), str(tmp_path))
     assert [parquet.read_metadata(file).num_rows for file in tmp_path.iterdir()] == [100, 100, 100]
 
@@ -318,7 +318,7 @@ def test_what_is_read_is_what_was_written(
     """Some bundles fail, and the last step is killed and runs again."""
     folder = tmp_path_factory.mktemp("any") / "out"
     target = Destination.of(str(folder), partition_by, rows_per_file)
-    written: list[file_writer.WrittenFile] = []
+    written: list[table_files.WrittenFile] = []
     for bundle in bundles:
         failed, good = write_step.OpenFiles(target), write_step.OpenFiles(target)
         for rows in bundle:
@@ -685,7 +685,7 @@ def test_of_two_jobs_that_replace_at_once_none_removes_what_the_other_has_writte
 def test_of_two_jobs_that_replace_at_once_the_last_one_counts(tmp_path: Path) -> None:
     """A job does not remove the temporary files of another that still runs, here in the same process."""
     folder = tmp_path / "out"
-    jobs = list[tuple[Destination, list[file_writer.WrittenFile]]]()
+    jobs = list[tuple[Destination, list[table_files.WrittenFile]]]()
     for rows in (2, 3):
         target = Destination.of(str(folder), if_exists="replace").for_another_run()
         bundle = write_step.OpenFiles(target)
@@ -713,8 +713,8 @@ def test_a_turn_that_does_not_come(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == []
 
 
-def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Destination, list[file_writer.WrittenFile]]:
-    target, written = Destination.of(str(path), if_exists=if_exists), list[file_writer.WrittenFile]()
+def _written(path: Path, bundles: int, if_exists: str = "fail") -> tuple[Destination, list[table_files.WrittenFile]]:
+    target, written = Destination.of(str(path), if_exists=if_exists), list[table_files.WrittenFile]()
     for number in range(bundles):
         bundle = write_step.OpenFiles(target)
         bundle.add(pa.record_batch({"n": [number]}))
@@ -735,9 +735,9 @@ def test_a_type_that_the_format_does_not_have_is_named_and_nothing_is_left(tmp_p
 
 def _bundles(
     path: Path, tables: list[pa.RecordBatch], **options: Any
-) -> tuple[Destination, list[file_writer.WrittenFile]]:
+) -> tuple[Destination, list[table_files.WrittenFile]]:
     """Write each batch as a bundle of its own, as many workers would."""
-    target, written = Destination.of(str(path), **options), list[file_writer.WrittenFile]()
+    target, written = Destination.of(str(path), **options), list[table_files.WrittenFile]()
     for batch in tables:
         bundle = write_step.OpenFiles(target)
         bundle.add(batch)
@@ -773,15 +773,15 @@ def test_large_files_are_left_to_the_workers_that_wrote_them(tmp_path: Path, mon
     sizes = [3, 400, 2, 500, 1]
     _, written = _bundles(tmp_path / "out", batches(*sizes), format="csv")
     by_rows = {file.rows: file.size for file in written}
-    monkeypatch.setattr(final_files, "_SMALL_BYTES", by_rows[400])
+    monkeypatch.setattr(table_files, "_SMALL_BYTES", by_rows[400])
     target = Destination.of(str(tmp_path / "out"), format="csv")
-    groups = [sorted(file.rows for file in move.sources) for move in final_files.final_names(target, written)]
+    groups = [sorted(file.rows for file in move.sources) for move in table_files.final_names(target, written)]
     assert sorted(groups) == [[1, 2, 3], [400], [500]]
-    monkeypatch.setattr(final_files, "_JOINED_BYTES", by_rows[2] + by_rows[3])  # two of them, in any order
-    groups = [[file.rows for file in move.sources] for move in final_files.final_names(target, written)]
+    monkeypatch.setattr(table_files, "_JOINED_BYTES", by_rows[2] + by_rows[3])  # two of them, in any order
+    groups = [[file.rows for file in move.sources] for move in table_files.final_names(target, written)]
     assert len(groups) == 4
-    monkeypatch.setattr(final_files, "_MOST_JOINED_BYTES", by_rows[1])
-    groups = [[file.rows for file in move.sources] for move in final_files.final_names(target, written)]
+    monkeypatch.setattr(table_files, "_MOST_JOINED_BYTES", by_rows[1])
+    groups = [[file.rows for file in move.sources] for move in table_files.final_names(target, written)]
     assert len(groups) == 5
 
 

@@ -25,8 +25,8 @@ from luminosity.inference.handlers.http.http_handler import HttpModelHandler
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.handlers.text.generator import TextGenerator
 from luminosity.inference.model_names import named_handler
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import kind_of
-from luminosity.io.stores.store import StoreAddress
 
 __all__ = ["run"]
 

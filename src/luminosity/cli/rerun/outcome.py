@@ -133,8 +133,8 @@ def _table(place: Sealed, since: float) -> Any:
 def _points(place: Sealed) -> Any:
     import pyarrow as pa
 
+    from luminosity.io.stores.address import StoreAddress
     from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
-    from luminosity.io.stores.store import StoreAddress
 
     points = list(EmbeddedCollection(StoreAddress(place.path, place.name)).all_points())
     names = sorted({name for point in points for name in point.vectors})

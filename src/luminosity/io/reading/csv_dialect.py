@@ -17,8 +17,7 @@ from luminosity._shared.text import did_you_mean, shorten_repr
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.reading.csv_rows import find_rows
-from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import open_text
+from luminosity.io.reading.find_files import TableFile, open_text
 
 __all__ = ["NULL_MARKS", "CsvDialect", "CsvStyle", "encoding_fix", "likely_encoding", "recognise_dialect"]
 

@@ -10,11 +10,10 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity.errors import Fix
-from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
 from luminosity.io.reading.csv_dialect import CsvDialect, CsvStyle, encoding_fix, likely_encoding, recognise_dialect
 from luminosity.io.reading.csv_rows import CsvRows, find_rows
 from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.reader import TEXT_BYTES, Claim, Reader, claim_whole
+from luminosity.io.reading.reader import EVERYTHING, TEXT_BYTES, ByteRange, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import LineNumbers, Report, Unreadable, line_chunks, readable_parts
 

@@ -10,10 +10,8 @@ import pyarrow as pa
 from pyarrow import compute
 
 from luminosity.errors import Fix, TableError
-from luminosity.io.reading.byte_ranges import ByteRange
-from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import open_text
-from luminosity.io.reading.reader import Claim, Reader
+from luminosity.io.reading.find_files import TableFile, open_text
+from luminosity.io.reading.reader import ByteRange, Claim, Reader
 from luminosity.io.reading.selection import Selection
 from luminosity.io.reading.text_lines import (
     Doubts,

@@ -12,10 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from luminosity.io.formats import LIST_SIZE
-from luminosity.io.reading.byte_ranges import ByteRange
-from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import open_bytes
-from luminosity.io.reading.reader import BATCH_BYTES, Claim, Reader, claim_whole
+from luminosity.io.reading.find_files import TableFile, open_bytes
+from luminosity.io.reading.reader import BATCH_BYTES, ByteRange, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection, columns_of, partition_condition
 
 __all__ = ["ArrowReader", "ParquetReader", "arrow_schema", "parquet_rows", "parquet_schema"]

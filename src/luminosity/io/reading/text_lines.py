@@ -10,10 +10,8 @@ import pyarrow as pa
 
 from luminosity._shared.text import shorten
 from luminosity.errors import Fix, TableError
-from luminosity.io.reading.byte_ranges import EVERYTHING, ByteRange
-from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.open_file import open_text
-from luminosity.io.reading.reader import TEXT_BYTES, Claim, claim_whole
+from luminosity.io.reading.find_files import TableFile, open_text
+from luminosity.io.reading.reader import EVERYTHING, TEXT_BYTES, ByteRange, Claim, claim_whole
 
 __all__ = [
     "LETTERS",

@@ -25,20 +25,20 @@ from luminosity.errors import InvalidArgument, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.folders import copy_folder, lock_file, why_not_writable
 from luminosity.io.run_owner import RunOwner
+from luminosity.io.stores.address import StoreAddress, check_vectors
 from luminosity.io.stores.points import Point, PointColumns, PointId, facts_of, point_writes, split
-from luminosity.io.stores.query import Hit, Query
 from luminosity.io.stores.staging import StagedRows
 from luminosity.io.stores.store import (
     COUNTERS,
     Distance,
+    Hit,
     PointStore,
+    Query,
     Staged,
     StagedStore,
     StagedWriter,
-    StoreAddress,
     Write,
     WriteMode,
-    check_vectors,
 )
 
 __all__ = ["EmbeddedCollection"]

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from luminosity.errors import InvalidArgument
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.lance_store import LanceStore
 from luminosity.io.stores.postgres import PostgresStore
 from luminosity.io.stores.qdrant_server import ServerCollection
-from luminosity.io.stores.store import Store, StoreAddress
+from luminosity.io.stores.store import Store
 
 __all__ = ["QDRANT", "STORES", "address_of", "kind_of", "open_store"]
 

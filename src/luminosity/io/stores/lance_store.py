@@ -22,20 +22,11 @@ from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
 from luminosity.io.folders import why_not_writable
 from luminosity.io.run_owner import RunOwner
+from luminosity.io.stores.address import StoreAddress, check_vectors, missing
 from luminosity.io.stores.lance_table import LanceTable, last_of_each, literal
 from luminosity.io.stores.points import DELETED, PointColumns, facts_of, json_values
-from luminosity.io.stores.query import Hit, Query, is_near
 from luminosity.io.stores.staging import StagedRows, staging_folders
-from luminosity.io.stores.store import (
-    COUNTERS,
-    Staged,
-    StagedStore,
-    StagedWriter,
-    StoreAddress,
-    WriteMode,
-    check_vectors,
-    missing,
-)
+from luminosity.io.stores.store import COUNTERS, Hit, Query, Staged, StagedStore, StagedWriter, WriteMode, is_near
 from luminosity.runs.run_ids import CheckpointedRun
 
 __all__ = ["LanceStore", "check_dataset"]

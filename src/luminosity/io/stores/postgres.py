@@ -15,21 +15,17 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
-from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
-from luminosity.io.stores.query import Hit, Query, is_near
-from luminosity.io.stores.retries import TransientError, retry
-from luminosity.io.stores.store import (
-    Distance,
-    SharedStore,
+from luminosity.io.stores.address import (
     StoreAddress,
-    Target,
-    Write,
-    WriteMode,
+    TransientError,
     check_vectors,
     is_abandoned,
     missing,
+    retry,
     staged_name,
 )
+from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
+from luminosity.io.stores.store import Distance, Hit, Query, SharedStore, Target, Write, WriteMode, is_near
 
 __all__ = ["PostgresStore"]
 

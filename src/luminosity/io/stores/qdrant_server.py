@@ -15,19 +15,9 @@ from luminosity._shared.text import shorten
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
 from luminosity.io.run_owner import owner_in_name
+from luminosity.io.stores.address import StoreAddress, TransientError, check_vectors, is_abandoned, retry, staged_name
 from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
-from luminosity.io.stores.query import Hit, Query
-from luminosity.io.stores.retries import TransientError, retry
-from luminosity.io.stores.store import (
-    Distance,
-    SharedStore,
-    StoreAddress,
-    Target,
-    WriteMode,
-    check_vectors,
-    is_abandoned,
-    staged_name,
-)
+from luminosity.io.stores.store import Distance, Hit, Query, SharedStore, Target, WriteMode
 
 __all__ = ["ServerCollection"]
 

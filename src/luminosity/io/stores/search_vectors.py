@@ -14,10 +14,10 @@ from apache_beam.metrics import Metrics
 
 from luminosity.core import READS
 from luminosity.errors import Fix, InvalidArgument, StoreError
+from luminosity.io.stores.address import StoreAddress, chosen_vector
 from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of, open_store
 from luminosity.io.stores.points import read_vectors
-from luminosity.io.stores.query import Hit, Query, check_filter
-from luminosity.io.stores.store import Store, StoreAddress, chosen_vector
+from luminosity.io.stores.store import Hit, Query, Store, check_filter
 
 __all__ = ["SearchQdrant", "SearchVectors"]
 

@@ -5,41 +5,35 @@ A new store is one file with a subclass of :class:`SharedStore` or :class:`Stage
 
 from __future__ import annotations
 
+import math
 import os
-import re
-import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
-from luminosity._shared.text import did_you_mean, list_some
-from luminosity.errors import Fix, InvalidArgument, InvalidType, StoreError
-from luminosity.io.run_owner import owner_in_name
+from luminosity.errors import Fix, InvalidArgument, StoreError
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
-from luminosity.io.stores.query import Hit, Query
 
 __all__ = [
     "COUNTERS",
     "DISTANCES",
     "Distance",
+    "Hit",
     "IfExists",
     "PointStore",
+    "Query",
     "SharedStore",
     "Staged",
     "StagedStore",
     "StagedWriter",
     "Store",
-    "StoreAddress",
     "Target",
     "Write",
     "WriteMode",
-    "check_vectors",
-    "chosen_vector",
-    "is_abandoned",
-    "missing",
-    "staged_name",
+    "check_filter",
+    "is_near",
 ]
 
 COUNTERS = "luminosity.io.stores.write_vectors.WriteVectors"
@@ -52,12 +46,66 @@ Write = tuple[Sequence[Point], Sequence[PointId]]
 Staged = tuple[str, int]
 """The path of a file with rows of a run, and its number of rows."""
 
-_ABANDONED_S = 86_400  # A collection of another machine that waits for so long was left by a run that was killed.
-_SHOWN_VECTORS = 20  # in a message, which stays readable
-_COLLECTION = re.compile(r"[^/\\.\s][^/\\]*")
-_OTHER_COLLECTION = Fix(
-    "write to another collection, or delete this one", command="pass another --collection, or delete this one"
-)
+
+_BOUNDS = frozenset({"gt", "gte", "lt", "lte"})  # of a range in a filter
+
+
+@dataclass(frozen=True)
+class Query:
+    """The settings that all vectors of a search share."""
+
+    using: str | None
+    limit: int
+    payload: Sequence[str]
+    score_threshold: float | None
+    equal: Mapping[str, Any]
+    """The value that each payload field must have, a list of values that it may have, or a range: ``{"gte": 4}``."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A point that a search found."""
+
+    id: PointId
+    score: float
+    payload: Mapping[str, Any]
+
+
+def check_filter(equal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a filter as :class:`Query` takes it. Raises if a value is of a type that stores don't compare.
+
+    >>> check_filter({"language": ["en", "de"], "rating": {"gte": 4}, "score": 0.5})["score"]
+    {'gte': 0.5, 'lte': 0.5}
+    """
+    checked: dict[str, Any] = {}
+    for name, value in equal.items():
+        if isinstance(value, Mapping):
+            bounds: dict[str, Any] = dict(cast("Mapping[str, Any]", value))
+            numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in bounds.values())
+            if not bounds or not numbers or not bounds.keys() <= _BOUNDS:
+                raise InvalidArgument(
+                    f"found filter={{{name!r}: {bounds!r}}}, expected numbers for some of {', '.join(sorted(_BOUNDS))}"
+                )
+            checked[name] = bounds
+            continue
+        values = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if isinstance(value, float) and math.isfinite(value):
+            checked[name] = {"gte": value, "lte": value}  # stores compare whole numbers only
+            continue
+        if not values or not all(isinstance(each, str | int | bool) for each in values):
+            raise InvalidArgument(
+                f"found filter={{{name!r}: {value!r}}}, expected a text, a number, a boolean, a list of texts or of "
+                'integers, or bounds such as {"gte": 4}'
+            )
+        checked[name] = value
+    return checked
+
+
+def is_near(distance: str, score: float, threshold: float | None) -> bool:
+    """Return whether a score is at least as good as a threshold; a distance is better if it is less."""
+    if threshold is None:
+        return True
+    return score <= threshold if distance in ("euclid", "manhattan") else score >= threshold
 
 
 @dataclass(frozen=True)
@@ -86,57 +134,6 @@ class WriteMode:
                 f"found no rows, expected some to replace {address}; it stays as it was",
                 fix=Fix("check the input, or pass allow_empty=True if the collection may be empty"),
             )
-
-
-@dataclass(frozen=True)
-class StoreAddress:
-    """The address of a collection and how to access it. It is sent to the workers, which open the collection."""
-
-    where: str
-    collection: str
-    timeout: float = 120.0
-    batch_size: int = 1_000
-    api_key_env: str | None = None
-    api_key: Callable[[], str] | None = None
-    staged: str = ""
-    """The collection that is written to instead, until it is published under the name of this one."""
-
-    def __post_init__(self) -> None:
-        if self.collection and not _COLLECTION.fullmatch(self.collection):
-            raise InvalidArgument(f"found the collection name {self.collection!r}, expected a name such as 'reviews'")
-        if self.timeout <= 0 or self.batch_size < 1:
-            raise InvalidArgument(
-                f"found timeout={self.timeout!r} and batch_size={self.batch_size!r}, expected both to be positive"
-            )
-        if self.api_key is not None and not callable(self.api_key):
-            raise InvalidType(
-                f"found api_key= of type {type(self.api_key).__name__}, expected a function that returns the key",
-                fix=Fix("pass api_key_env= with the name of an environment variable that holds the key"),
-            )
-        if self.api_key is not None and self.api_key_env is not None:
-            raise InvalidArgument("found both api_key_env and api_key, expected one of them")
-
-    @property
-    def name_to_use(self) -> str:
-        """The name for requests. Messages have the name that the user gave."""
-        return self.staged or self.collection
-
-    def key(self) -> str | None:
-        """Return the key or the password of the server, read on the worker; None if the user names none."""
-        if self.api_key is not None:
-            return self.api_key()
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env, "").strip()
-        if not key:
-            raise StoreError(
-                f"the environment variable {self.api_key_env}, which api_key_env names, is not set on the worker",
-                fix=f"set it before the pipeline starts: export {self.api_key_env}=...",
-            )
-        return key
-
-    def __str__(self) -> str:
-        return f"the collection {self.collection!r} at {self.where}" if self.collection else self.where
 
 
 class StagedWriter(ABC):
@@ -301,80 +298,3 @@ class SharedStore(PointStore):
         """Apply the writes of a pane, all at once if the store can."""
         for points, deleted in writes:
             self.write(points, deleted)
-
-
-def staged_name(address: StoreAddress, owner: str) -> str:
-    """Return a name for what a run writes to until it publishes the collection. It tells the run and the time."""
-    return f"{address.collection}--{owner}-{int(time.time()):x}-{secrets.token_hex(2)}"
-
-
-def is_abandoned(address: StoreAddress, name: str, mine: str, *, may_share: bool = False) -> bool:
-    """Return whether :func:`staged_name` made a name for a run that was killed.
-
-    Raises if the run still writes, unless several runs ``may_share`` the collection.
-
-    If the first step is repeated, ``mine`` owns a collection that no step knows. The folder that tells whether a run
-    with a checkpoint is over is not known here: its collection counts as that of another machine.
-    """
-    owner = owner_in_name(name)
-    if owner is None:
-        return False  # It belongs to the user.
-    if str(owner) == mine:
-        return True
-    is_alive = owner.is_alive("")
-    if is_alive is None:
-        return time.time() - int(name.split("-")[-2], 16) >= _ABANDONED_S
-    if is_alive and may_share:
-        return False
-    if is_alive:
-        raise StoreError(
-            f"{address}: {owner.describe()} is writing it right now, to {name!r}",
-            fix="wait until that run has ended, or write to another collection",
-        )
-    return True
-
-
-def missing(address: StoreAddress) -> StoreError:
-    """Return the error for a collection that does not exist."""
-    return StoreError(f"{address} does not exist", fix="check the name and the place, and that it was written before")
-
-
-def chosen_vector(address: StoreAddress, found: Mapping[str, tuple[int, str]] | None, using: str | None) -> str:
-    """Return the name of the vector to compare with: ``using``, or the only one of the collection.
-
-    >>> chosen_vector(StoreAddress("stores", "reviews"), {"mood": (3, "cosine")}, None)
-    'mood'
-    """
-    if found is None:
-        raise missing(address)
-    if using is None and len(found) == 1:
-        return next(iter(found))
-    if using is not None and using in found:
-        return using
-    if list(found) == [""]:
-        raise StoreError(
-            f"found using={using!r}, but {address} has one vector without a name", fix=Fix("leave out using=")
-        )
-    names = f"the vectors {list_some(list(found), _SHOWN_VECTORS)}" if found else "no vectors to search"
-    if using is None:
-        fix = Fix(f"choose one, such as using={next(iter(found))!r}") if found else None
-        raise StoreError(f"found no using=, but {address} has {names}", fix=fix)
-    fix = Fix(did_you_mean(using, found) or "choose one of them")
-    raise StoreError(f"found using={using!r}, but {address} has {names}", fix=fix if found else None)
-
-
-def check_vectors(
-    address: StoreAddress, found: Mapping[str, tuple[int, str]], sizes: Mapping[str, int], distance: str
-) -> None:
-    """Raise unless the collection has these vectors; ``found`` holds the size and distance of the vectors it has."""
-    for name, size in sizes.items():
-        title = f"vector {name!r}" if name else "vector without a name"
-        if name not in found:
-            there = ", ".join(repr(other) for other in found) if any(found) else "one without a name"
-            raise StoreError(f"{address} has no {title}, it has {there}", fix=_OTHER_COLLECTION)
-        if found[name] != (size, distance):
-            raise StoreError(
-                f"{address} has a {title} of {found[name][0]} numbers with {found[name][1]} distance, expected {size} "
-                f"numbers with {distance} distance",
-                fix=_OTHER_COLLECTION,
-            )

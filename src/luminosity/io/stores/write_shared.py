@@ -19,6 +19,7 @@ from apache_beam.transforms.window import GlobalWindows, WindowedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from luminosity.io.run_owner import owner_of
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.points import (
     Changes,
@@ -32,7 +33,7 @@ from luminosity.io.stores.points import (
     point_writes,
     split,
 )
-from luminosity.io.stores.store import COUNTERS, PointStore, SharedStore, StoreAddress, Target, Write, WriteMode
+from luminosity.io.stores.store import COUNTERS, PointStore, SharedStore, Target, Write, WriteMode
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, pane_of
 from luminosity.io.writing.window_files import KeyByPane
 from luminosity.runs.run_ids import RunIdentity

@@ -15,19 +15,11 @@ from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
+from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of
 from luminosity.io.stores.points import PointColumns
 from luminosity.io.stores.staging import write_staged
-from luminosity.io.stores.store import (
-    DISTANCES,
-    Distance,
-    IfExists,
-    PointStore,
-    StagedStore,
-    Store,
-    StoreAddress,
-    WriteMode,
-)
+from luminosity.io.stores.store import DISTANCES, Distance, IfExists, PointStore, StagedStore, Store, WriteMode
 from luminosity.io.stores.write_shared import PointWrites, UpsertDoFn, write_panes, write_table
 from luminosity.io.writing.window_files import check_windows
 from luminosity.runs.run_ids import run_identity

@@ -11,11 +11,9 @@ from apache_beam.metrics import Metrics
 from luminosity.errors import Fix, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem
-from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import FileWriter, WrittenFile
-from luminosity.io.writing.final_files import Move, final_names, joined
-from luminosity.io.writing.schema_checks import check_same, check_writable
-from luminosity.io.writing.write_errors import clear_errors
+from luminosity.io.writing.destination import Destination, check_same, check_writable
+from luminosity.io.writing.filesystem import clear_errors
+from luminosity.io.writing.table_files import FileWriter, Move, WrittenFile, final_names, joined
 from luminosity.io.writing.write_step import NAMESPACE
 
 __all__ = ["BeginDoFn", "CollectDoFn", "FinishDoFn", "finish"]

@@ -19,11 +19,9 @@ from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 from luminosity.errors import Fix, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem
-from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import WrittenFile
-from luminosity.io.writing.final_files import final_names, joined
-from luminosity.io.writing.schema_checks import check_same
-from luminosity.io.writing.write_errors import clear_errors
+from luminosity.io.writing.destination import Destination, check_same
+from luminosity.io.writing.filesystem import clear_errors
+from luminosity.io.writing.table_files import WrittenFile, final_names, joined
 from luminosity.io.writing.write_step import NAMESPACE
 
 __all__ = [

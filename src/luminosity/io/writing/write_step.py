@@ -17,10 +17,9 @@ from pyarrow import compute
 
 from luminosity.errors import Fix, WriteError
 from luminosity.io.writing import filesystem
-from luminosity.io.writing.destination import Destination
-from luminosity.io.writing.file_writer import FileWriter, WrittenFile
-from luminosity.io.writing.schema_checks import check_same, check_writable
-from luminosity.io.writing.write_errors import clear_errors
+from luminosity.io.writing.destination import Destination, check_same, check_writable
+from luminosity.io.writing.filesystem import clear_errors
+from luminosity.io.writing.table_files import FileWriter, WrittenFile
 
 __all__ = ["NAMESPACE", "OpenFiles", "WriteDoFn"]
 pc: Any = compute  # It creates its functions on import, so type checkers see none.
