@@ -50,12 +50,12 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import prepare, worker_environment
 from luminosity.engine.workers.failure import Failure
+from luminosity.engine.workers.sdk.bundle_report import Stall
 
 _SECONDS = 8.0  # of each case
 _ELEMENT_S = 0.02  # of work, in the usual case

@@ -154,7 +154,7 @@ def patient_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that write a file per bundle get all that comes in one, also where that takes the machine long."""
     monkeypatch.setattr("luminosity.engine.loop.sizing._GATHERING_S", 30.0)
     monkeypatch.setattr("luminosity.engine.loop.sizing._LONGEST_FIRST_OF_SINK_S", 30.0)
-    monkeypatch.setattr("luminosity.engine.loop.idle_workers._FIRST_TAKE_OF_SINK_S", 30.0)
+    monkeypatch.setattr("luminosity.engine.loop.splits._FIRST_TAKE_OF_SINK_S", 30.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from apache_beam.options.pipeline_options import StandardOptions
 from apache_beam.testing import test_pipeline
 
-from luminosity.engine.loop import idle_workers, sizing
+from luminosity.engine.loop import sizing, splits
 from luminosity.runner_options import LuminosityOptions
 from tests.runners import IS_CLUSTER, RUNNER_NAME, ray_address
 
@@ -92,7 +92,7 @@ def beam_test_pipelines_with(options: str) -> Iterator[None]:
 
 def keep_bundles_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split no bundle: where a split cuts a batch, and whether there is one, depends on the machine's pace."""
-    monkeypatch.setattr(idle_workers, "_FIRST_TAKE_S", 3600.0)
+    monkeypatch.setattr(splits, "_FIRST_TAKE_S", 3600.0)
     monkeypatch.setattr(sizing, "_SHORTEST_DEADLINE_S", 3600.0)
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from luminosity.engine import options
-from luminosity.engine.loop import idle_workers
+from luminosity.engine.loop import splits
 from luminosity.engine.loop import splits as loop_splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.sizing import BundleSize
@@ -99,7 +99,7 @@ def test_as_beams_own_runner_with_bundles_split_at_random_moments(tmp_path: Path
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BundleSize, "deadline_seconds", lambda self, now: chance.uniform(0.0, 0.05))
             patch.setattr(BundleSize, "worth_taking", lambda *_, **__: True)
-            patch.setattr(idle_workers, "_FIRST_TAKE_S", chance.uniform(0.0, 0.02))
+            patch.setattr(splits, "_FIRST_TAKE_S", chance.uniform(0.0, 0.02))
             patch.setattr(loop_splits, "apply", counted)
             check(replace(recipe, seconds_each=0.005), recipe, tmp_path)
 

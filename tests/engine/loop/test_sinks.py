@@ -8,7 +8,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 
-from luminosity.engine.loop import idle_workers
+from luminosity.engine.loop import splits
 from tests.runners import IS_REFERENCE, run
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
@@ -21,7 +21,7 @@ def _slowly(number: int) -> str:
 
 @pytest.mark.usefixtures("patient_sinks")
 def test_few_lines_are_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_workers, "_FIRST_TAKE_OF_SINK_S", 100.0)  # also on a slow machine, no file is cut in two
+    monkeypatch.setattr(splits, "_FIRST_TAKE_OF_SINK_S", 100.0)  # also on a slow machine, no file is cut in two
 
     def build(pipeline: beam.Pipeline) -> None:
         lines = pipeline | beam.Create(range(201)) | beam.Reshuffle() | beam.Map(_slowly)

@@ -21,10 +21,9 @@ from luminosity import LuminosityRunner
 from luminosity._shared.hangs import Wait
 from luminosity.engine.data import wire
 from luminosity.engine.loop import failures, stalls
-from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.stalls import Quiet, Stalls, StallTimes
 from luminosity.engine.loop.workers import Worker
-from luminosity.engine.workers.sdk.bundle_report import BundleReport
+from luminosity.engine.workers.sdk.bundle_report import BundleReport, Stall
 from luminosity.errors import ElementTimeout
 from luminosity.events import BundleStalled, Event, LogMessage, RunStarted, Snapshot
 from tests.marks import first_time, note, notes, wait_for_file

@@ -17,8 +17,8 @@ from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.buffers import PendingOutput
 from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.stage_input import StageInput
-from luminosity.engine.loop.stall import Stall
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
+from luminosity.engine.workers.sdk.bundle_report import Stall
 from luminosity.errors import StepFailed
 
 __all__ = ["Attempt", "AttemptWorker", "Bundle", "Deadlines", "Overdue", "Search", "new_instruction_id", "slice_blocks"]

@@ -1,19 +1,159 @@
-"""Starts bundles: which stages may start one, in which order, and in which workers."""
+"""Starts bundles: which stages may start one, in which order, and in which workers. Starts workers for them, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
-from luminosity.engine.loop import idle_workers, splits, transfers
+from luminosity._shared.text import LOST_WITH_NODE, describe_exit
+from luminosity.engine.fnapi.connection import Callbacks
+from luminosity.engine.loop import splits, transfers
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.staff import Staff
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stage_input import StageInput
-from luminosity.engine.loop.workers import PoolRun, Worker
+from luminosity.engine.loop.workers import Connected, Exited, Message, PoolRun, Responded, Sent, Worker
+from luminosity.engine.workers.request import WorkerRequest
+from luminosity.errors import WorkerStartFailed
 
-__all__ = ["Dispatch", "rank"]
+__all__ = ["Dispatch", "Staff", "rank"]
 
+_MAX_FAILED_STARTS = 3  # in a row, before the run fails: one may be chance
+_HOPEFUL_S = 60.0  # how long a cluster may have no worker that is ready before failed starts end the run
+_MAX_FAILED_ON_NODES = 10  # the same on a cluster, where processes are lost more often, and start at the same time
+_ON_NODES_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
+_SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
+_BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
+_CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
+
+
+class Staff:
+    """All workers whose process has not exited, and how long pools have lacked one more.
+
+    Only the loop's thread uses it. What a worker sends and that it has exited is passed to ``post`` by other threads.
+    Starting a worker blocks until its process exists.
+    """
+
+    def __init__(self, parts: RunParts, post: Callable[[Message], None]) -> None:
+        self._parts = parts
+        self._post = post
+        self._saturated_since: dict[int, float] = {}  # by id(pool)
+        self.workers: dict[str, Worker] = {}  # by id, in the order in which they started
+
+    # Starts
+
+    def start_ahead(self) -> None:
+        """Start the workers of devices, and one of each pool for models, before the first element arrives.
+
+        All of them will be needed, and their models take long to load. On a cluster, each pool begins with two workers,
+        since the first worker of a node takes seconds to start.
+        """
+        for pool in self._parts.pools:
+            ahead = (
+                min(_ON_NODES_AHEAD, pool.plan.workers) if pool.plan.lease is not None else int(bool(pool.load_ahead))
+            )
+            for index in range(len(pool.plan.device_groups) or ahead):
+                self._start(pool, index)
+
+    def want_worker(self, pool: PoolRun, now: float, work: int, *, may_borrow: bool = True) -> None:
+        """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
+        waiting_since = self._saturated_since.setdefault(id(pool), now)
+        is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
+        index = pool.unused_index()
+        if index is None and may_borrow and now - waiting_since > _BORROW_S and pool.may_borrow():
+            index = pool.unused_borrowed_index()
+        if index is not None and is_needed and pool.starting() < max(1, work):
+            self._saturated_since[id(pool)] = now
+            self._start(pool, index)
+
+    def keep_saturated(self, saturated: set[int]) -> None:
+        """Forget since when those pools were saturated that no longer are: ``saturated`` has the ids of the others."""
+        for pool_id in set(self._saturated_since) - saturated:
+            del self._saturated_since[pool_id]
+
+    def next_start(self, now: float) -> float:
+        """Return when a pool that is saturated will have been so for long enough to need a worker."""
+        starts = (since + _SATURATED_S for since in self._saturated_since.values())
+        return min((start for start in starts if start > now), default=float("inf"))
+
+    def _start(self, pool: PoolRun, index: int) -> None:
+        worker = Worker(pool, index)
+        callbacks = Callbacks(
+            on_connected=lambda: self._post(Connected(worker)),
+            on_response=lambda response: self._post(Responded(worker, response)),
+            on_elements=lambda elements: self._post(Sent(worker, elements)),
+        )
+        worker.connection = self._parts.server.connect(worker.id, callbacks)
+        pool.workers[index] = worker
+        self.workers[worker.id] = worker
+        try:
+            worker.process = self._parts.launcher.start(
+                self._request(worker), lambda code: self._post(Exited(worker, code))
+            )
+        except WorkerStartFailed:
+            self.workers.pop(worker.id, None)  # it has no process, so no exit will be reported
+            raise
+
+    def _request(self, worker: Worker) -> WorkerRequest:
+        pool, folders, environment = worker.pool, self._parts.folders, worker.pool.plan.python
+        return WorkerRequest(
+            worker_id=worker.id,
+            url=folders.url,
+            environment=pool.environment(worker.index),
+            arguments=list(sys.argv),
+            working_directory=os.getcwd(),
+            import_path=list(sys.path if environment is None else environment.import_path),
+            python="" if environment is None else environment.python,
+            memory_folder=folders.memory,
+            spill_folder=folders.spill,
+            quota=folders.quota,
+            writer=worker.writer,
+            main_classes=folders.main_classes,
+            private_folders=folders.all,
+            load_ahead=pool.load_ahead,
+            is_stream=pool.is_stream,
+            prints=self._parts.prints,
+            pipeline_options=self._parts.config.worker_options,
+            lease=pool.lease_needs(worker.index),
+        )
+
+    def kill_if_late(self, worker: Worker, now: float) -> None:
+        """Kill a worker that has not connected in time. Its exit counts as a failed start."""
+        if worker.is_connected or worker.process is None:
+            return
+        if worker.process.waits_for():
+            worker.created_at = now  # a cluster may take as long as it likes to find a place for it
+        elif now - worker.created_at > _CONNECT_TIMEOUT_S:
+            worker.kill()
+
+    # Exits
+
+    def note_exit(self, worker: Worker) -> None:
+        """Note that the process of a worker has exited. Its place in the pool is free then."""
+        self.workers.pop(worker.id, None)
+        worker.pool.connected -= worker.is_connected and not worker.has_exited
+        worker.has_exited = True
+        worker.pool.workers.pop(worker.index, None)
+        self._parts.server.disconnect(worker.id)
+
+    def check_start(self, worker: Worker, code: int) -> None:
+        """Raise ``WorkerStartFailed`` if a worker has exited before it was ready, as too many before it did."""
+        if worker.is_connected or code == LOST_WITH_NODE:
+            return
+        pool = worker.pool
+        pool.failed_starts += 1
+        most = _MAX_FAILED_STARTS if pool.plan.lease is None else _MAX_FAILED_ON_NODES
+        # A cluster may lose starting workers for a while, and go on with those that it has.
+        is_hopeful = pool.plan.lease is not None and (
+            pool.connected or pool.clock.monotonic() - pool.ready_at < _HOPEFUL_S
+        )
+        if pool.failed_starts >= most and not is_hopeful:
+            raise WorkerStartFailed(
+                f"a worker of pool {pool.plan.name!r} {describe_exit(code)} before it was ready, "
+                f"{pool.failed_starts} times in a row",
+                fix="read what the workers printed above",
+            )
 
 
 def rank(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float], now: float) -> list[StageRun]:
@@ -56,8 +196,8 @@ class Dispatch:
                 self._start(stage, now, wall_micros)
         for pool in self._parts.pools:
             if pool.free_slots():
-                idle_workers.take_work(pool, now, self._is_held_back)
-            elif pool.workers and pool.may_grow() and (work := idle_workers.work_to_take(pool, now)):
+                splits.take_work(pool, now, self._is_held_back)
+            elif pool.workers and pool.may_grow() and (work := splits.work_to_take(pool, now)):
                 self._want_worker(pool, now, work)
         self._staff.keep_saturated(self._saturated)
 

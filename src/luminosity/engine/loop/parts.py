@@ -18,11 +18,11 @@ from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun, Worker
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.launcher import Launcher
+from luminosity.engine.workers.sdk.bundle_report import Stall
 from luminosity.events import NodeView
 
 __all__ = ["CheckpointHook", "CheckpointProgress", "ClusterView", "LoopListener", "RunParts"]

@@ -12,15 +12,14 @@ from luminosity._shared.text import describe_exit
 from luminosity.engine.data.scripted_stream import Played
 from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.watermarks import MAX
-from luminosity.engine.loop import idle_workers, splits, transfers
+from luminosity.engine.loop import splits, transfers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle, new_instruction_id
-from luminosity.engine.loop.commit import commit, give_up
-from luminosity.engine.loop.dispatch import Dispatch
+from luminosity.engine.loop.dispatch import Dispatch, Staff
 from luminosity.engine.loop.parts import LoopListener, RunParts
-from luminosity.engine.loop.staff import Staff
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stalls import Stalls
+from luminosity.engine.loop.transfers import commit, give_up
 from luminosity.engine.loop.workers import (
     CancelRequested,
     CheckpointWritten,
@@ -206,7 +205,7 @@ class Scheduler:
         for pool in self._parts.pools:
             wake = min(wake, pool.deadlines.next())
             if pool.free_slots() or pool.unused_index() is not None:
-                wake = min(wake, max(idle_workers.next_taking(pool), now + _LEAST_WAIT_S))
+                wake = min(wake, max(splits.next_taking(pool), now + _LEAST_WAIT_S))
         return max(0.0, min(wake, self._staff.next_start(now)) - now)
 
     def _merge_metrics(self) -> None:

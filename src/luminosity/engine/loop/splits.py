@@ -1,21 +1,31 @@
-"""Splits running bundles, and gives the input that they have not begun back to the queue at once."""
+"""Splits running bundles, and gives the input that they have not begun back to the queue at once.
+
+A bundle is split when it has run for long enough, or when workers of its pool have nothing to do.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, slice_blocks
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.loop.stage_input import StageInput
+from luminosity.engine.loop.workers import PoolRun
 
 __all__ = [
+    "allow_taking",
     "apply",
     "can_split",
     "hasten",
+    "next_taking",
     "queue_residual",
     "request",
-    "request_for_idle_worker",
+    "take_work",
     "where_residual_goes",
+    "work_to_take",
 ]
 
 # How much of the rest of the element in progress the bundle keeps. A bounded source refuses 0, so later requests offer
@@ -24,6 +34,8 @@ _FRACTIONS = (0.0, 0.02, 0.1, 0.5)
 _FRACTION_FOR_IDLE_WORKER = 0.5  # of the rest of a splittable element: both workers go on with it
 _REQUEST_AGAIN_S = 0.05  # enough for an element that had not begun to begin
 _LONGEST_WAIT_S = 1.0  # between two requests
+_FIRST_TAKE_S = 0.03  # how long a bundle is left alone: most are done by then, or have begun what they will begin
+_FIRST_TAKE_OF_SINK_S = 1.0  # the same if each bundle writes a file: short bundles would make many
 
 
 def can_split(bundle: Bundle) -> bool:
@@ -65,7 +77,7 @@ def hasten(stage: StageRun) -> None:
             bundle.split_at(min(attempt.split_at, attempt.started_at + turn))
 
 
-def request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:
+def _request_for_idle_worker(bundle: Bundle, attempt: Attempt, now: float) -> None:
     """Ask the worker to give away input that an idle worker can process.
 
     A plain bundle gives away all elements that it has not begun, and gets its share of them back from the queue. So it
@@ -165,3 +177,82 @@ def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplic
     else:
         bundle.shards[0].append(read_id, block, now)
     return size
+
+
+def allow_taking(bundle: Bundle, attempt: Attempt, now: float) -> None:
+    """Note from when on idle workers may take work from the attempt. The bundle must be one that can be split."""
+    plan = bundle.stage.plan
+    if plan.is_stateful or plan.is_unbounded:
+        return  # a key's elements stay together; half of an endless restriction is endless, too
+    if plan.is_sink:
+        attempt.take_wait = _FIRST_TAKE_OF_SINK_S
+    elif plan.is_splittable:
+        # Halves of an element are unequal by chance, so it is cut less often.
+        attempt.take_wait = max(_FIRST_TAKE_S, bundle.stage.size.target_seconds(now) / 2)
+    else:
+        attempt.take_wait = _FIRST_TAKE_S
+    attempt.take_at = now + attempt.take_wait
+
+
+def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bool]) -> None:
+    """Ask running bundles of the pool to give work to its free slots. Call it once nothing that is queued can start."""
+    wanted = pool.free_slots()
+    if not wanted:
+        return
+    asked = sum(any(attempt.pending_splits.values()) for _, attempt in _running(pool))
+    candidates: list[tuple[float, Bundle, Attempt]] = []
+    for bundle, attempt in _takeable(pool, now):
+        stage = bundle.stage
+        worker = pool.free_worker(stage.id, stage.max_active_bundles, is_idle=False)
+        if (
+            worker is not None
+            and not is_held_back(stage)
+            and _is_worth_it(bundle, attempt, now, is_cold=stage.id not in worker.warm_stages)
+        ):
+            left = stage.size.speed.seconds_left(bundle.count - attempt.given_back, now - attempt.started_at)
+            candidates.append((float("inf") if left is None else left, bundle, attempt))
+        else:
+            attempt.take_at = now + _FIRST_TAKE_S  # look again
+    candidates.sort(key=lambda candidate: -candidate[0])
+    for _, bundle, attempt in candidates[: max(0, wanted - asked)]:
+        _request_for_idle_worker(bundle, attempt, now)
+
+
+def work_to_take(pool: PoolRun, now: float) -> int:
+    """Return how many more bundles could be made of those that run, if there were workers for them."""
+    return sum(
+        max(1, bundle.count - attempt.given_back - 1)
+        for bundle, attempt in _takeable(pool, now)
+        if _is_worth_it(bundle, attempt, now, is_cold=True)
+    )
+
+
+def _is_worth_it(bundle: Bundle, attempt: Attempt, now: float, *, is_cold: bool) -> bool:
+    stage = bundle.stage
+    if stage.plan.is_splittable:
+        return True  # the speed per element says nothing about the rest of an element
+    return stage.size.worth_taking(bundle.count - attempt.given_back, now - attempt.started_at, is_cold=is_cold)
+
+
+def next_taking(pool: PoolRun) -> float:
+    """Return when work may next be taken from a running bundle of the pool."""
+    return min((attempt.take_at for _, attempt in _running(pool)), default=float("inf"))
+
+
+def _takeable(pool: PoolRun, now: float) -> Iterator[tuple[Bundle, Attempt]]:
+    """Yield bundles that idle workers may take from now. What is queued anyway comes first."""
+    has_queue: dict[str, bool] = {}  # by the id of a stage
+    for bundle, attempt in _running(pool):
+        if attempt.take_at <= now and not attempt.pending_splits:
+            stage = bundle.stage
+            if stage.id not in has_queue:
+                has_queue[stage.id] = bool(stage.queued)
+            if not has_queue[stage.id]:
+                yield bundle, attempt
+
+
+def _running(pool: PoolRun) -> Iterator[tuple[Bundle, Attempt]]:
+    for worker in pool.workers.values():
+        for bundle in worker.bundles.values():
+            if bundle.attempt is not None and bundle.attempt.response is None:
+                yield bundle, bundle.attempt

@@ -20,9 +20,8 @@ from luminosity._shared.notebook import name_cells
 from luminosity._shared.user_code import is_users_file
 from luminosity.engine.data import wire
 from luminosity.engine.loop.bundle import Attempt, Bundle, Overdue, new_instruction_id
-from luminosity.engine.loop.stall import Doing, Stall, headline
 from luminosity.engine.loop.workers import Worker
-from luminosity.engine.workers.sdk.bundle_report import BundleReport
+from luminosity.engine.workers.sdk.bundle_report import BundleReport, Doing, Stall, headline
 
 __all__ = ["TIMES", "Quiet", "StallTimes", "Stalls"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -13,15 +11,12 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.core import THREAD_VARIABLES
 from luminosity.engine.data.world import Clock
 from luminosity.engine.fnapi.connection import WorkerConnection
-from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines, Overdue
 from luminosity.engine.loop.metrics import BusyTime
-from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.machine import visibility
 from luminosity.engine.resources.nodes import LeaseNeeds
 from luminosity.engine.resources.pools import SOURCE_SLOTS, Pool
-from luminosity.engine.workers.launcher import Launcher, Process
-from luminosity.engine.workers.request import WorkerRequest
+from luminosity.engine.workers.launcher import Process
 
 __all__ = [
     "CancelRequested",
@@ -34,7 +29,6 @@ __all__ = [
     "Responded",
     "Sent",
     "Worker",
-    "start",
 ]
 
 _numbers = itertools.count(1)
@@ -338,36 +332,3 @@ class CheckpointWritten:
 
 # What other threads put into the loop's queue.
 Message = Connected | Responded | Sent | Exited | CancelRequested | StopRequested | EventSent | CheckpointWritten
-
-
-def start(
-    worker: Worker,
-    launcher: Launcher,
-    folders: RunFolders,
-    config: EngineConfig,
-    prints: dict[str, str],
-    on_exit: Callable[[Worker, int], None],
-) -> None:
-    """Start the worker's process. Blocks until the process exists; ``on_exit`` is called on another thread."""
-    environment = worker.pool.plan.python
-    request = WorkerRequest(
-        worker_id=worker.id,
-        url=folders.url,
-        environment=worker.pool.environment(worker.index),
-        arguments=list(sys.argv),
-        working_directory=os.getcwd(),
-        import_path=list(sys.path if environment is None else environment.import_path),
-        python="" if environment is None else environment.python,
-        memory_folder=folders.memory,
-        spill_folder=folders.spill,
-        quota=folders.quota,
-        writer=worker.writer,
-        main_classes=folders.main_classes,
-        private_folders=folders.all,
-        load_ahead=worker.pool.load_ahead,
-        is_stream=worker.pool.is_stream,
-        prints=prints,
-        pipeline_options=config.worker_options,
-        lease=worker.pool.lease_needs(worker.index),
-    )
-    worker.process = launcher.start(request, lambda code: on_exit(worker, code))

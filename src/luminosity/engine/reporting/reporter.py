@@ -13,13 +13,13 @@ from typing import Literal
 from luminosity._shared.notebook import name_cells
 from luminosity._shared.text import first_line
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.stall import Stall, headline
 from luminosity.engine.loop.workers import Worker
 from luminosity.engine.reporting.log_messages import LogCapture, Logged, bounded_traceback
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.reporting.snapshots import Snapshots, stall_view
 from luminosity.engine.reporting.step_metrics import MOST_METRICS, LoadedModels
 from luminosity.engine.workers.failure import Failure, describe_location
+from luminosity.engine.workers.sdk.bundle_report import Stall, headline
 from luminosity.errors import RunFailed, StepFailed
 from luminosity.events import (
     BundleRetried,

@@ -12,13 +12,13 @@ from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stage_input import StageInput
-from luminosity.engine.loop.stall import Stall
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.reporting.progress import StageProgress, StreamProgress
 from luminosity.engine.reporting.step_metrics import Views, user_metrics
 from luminosity.engine.resources.hints import largest
 from luminosity.engine.workers.failure import describe_location
+from luminosity.engine.workers.sdk.bundle_report import Stall
 from luminosity.events import (
     CheckpointView,
     DeviceView,
