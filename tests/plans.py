@@ -11,13 +11,13 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
-from luminosity.engine.cluster.driver import ray_nodes as cluster_nodes
+from luminosity.engine.cluster.driver import ray_calls as cluster_nodes
 from luminosity.engine.cluster.driver import session
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.resources import machine
-from luminosity.engine.resources.nodes import Node
+from luminosity.engine.resources.machine import Node
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 

@@ -20,7 +20,7 @@ from luminosity.cli import show
 from luminosity.cli.common import exits
 from luminosity.cli.enrich.shown import Report, print_report
 from luminosity.cli.main import main
-from luminosity.engine.termination import Terminated, cancel_on_sigterm
+from luminosity.engine.process import Terminated, cancel_on_sigterm
 from tests.runners import IS_REFERENCE, run
 
 _WAIT_S = 60.0

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from luminosity.engine.termination import Ending
+from luminosity.engine.process import Ending
 
 
 def interrupt(ending: Ending, step: int) -> bool:

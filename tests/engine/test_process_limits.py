@@ -13,8 +13,8 @@ import pytest
 from luminosity import LuminosityRunner
 from luminosity.cli import show
 from luminosity.cli.main import main
-from luminosity.engine import process_limits
-from luminosity.engine.process_limits import (
+from luminosity.engine import process
+from luminosity.engine.process import (
     check_address_space,
     describe_limits,
     explain_exit,
@@ -41,12 +41,12 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     def getrlimit(number: int) -> tuple[int, int]:
         return (1_500_000 * 1024, whole) if number == resource.RLIMIT_AS else (whole, whole)
 
-    monkeypatch.setattr(process_limits.resource, "getrlimit", getrlimit)
+    monkeypatch.setattr(process.resource, "getrlimit", getrlimit)
 
 
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_limits.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    monkeypatch.setattr(process.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
 
 
 @pytest.mark.usefixtures("limited")
@@ -133,7 +133,7 @@ def test_the_end_of_a_worker_is_explained_by_its_code(code: int, cause: str, fix
 def test_a_worker_that_is_killed_is_explained_by_the_kernels_counters(
     before: int | None, now: int | None, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_limits, "oom_kills", lambda: now)
+    monkeypatch.setattr(process, "oom_kills", lambda: now)
     assert re.search(cause, explain_exit(-signal.SIGKILL, before)[0])
     assert "on its node" in explain_exit(-signal.SIGKILL, before, is_here=False)[0]
 

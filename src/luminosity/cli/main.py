@@ -22,7 +22,7 @@ from luminosity.cli.common.exits import (
     set_options,
     sigterm_as_ctrl_c,
 )
-from luminosity.engine.process_limits import limits_named
+from luminosity.engine.process import limits_named
 from luminosity.errors import LuminosityError, ResourcesExceeded
 from luminosity.runs.manifest.surroundings import remember_command
 

@@ -30,7 +30,7 @@ from apache_beam.transforms import environments
 from apache_beam.utils.plugin import BeamPlugin
 
 from luminosity.engine.explain.dryrun import DryResult, replaced_runners
-from luminosity.engine.plan.effects import effects_of
+from luminosity.engine.prepare import effects_of
 from luminosity.runs.manifest.places import Effects
 
 __all__ = ["DATAFLOW_RUNNER", "CapturedPipeline", "captured_pipelines", "default_image"]

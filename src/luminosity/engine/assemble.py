@@ -14,17 +14,17 @@ from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
 
 from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.complete_side_input import SideInputData
+from luminosity.engine.data.event_time import MIN
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import StableInput
 from luminosity.engine.data.scripted_stream import TestStreams
-from luminosity.engine.data.sides.complete_side_input import SideInputData
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
-from luminosity.engine.data.sides.side_gate import Side
+from luminosity.engine.data.side_gate import Side
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.data.world import THIS_MACHINE, Clock, ManualClock, World
-from luminosity.engine.debugging.saving import Saver
+from luminosity.engine.debugging.savefile import Saver
 from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.server import FnApiServer
@@ -41,7 +41,7 @@ from luminosity.engine.plan.codecs import Codecs, ElementCodec
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import load_ahead, main_classes
+from luminosity.engine.workers import worker_files
 from luminosity.engine.workers.in_process import DebugWorkers
 from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
 
@@ -115,7 +115,7 @@ def assemble(
         hook = checkpoint.attach(
             config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world
         )
-    main_classes.save(folders.main_classes)
+    worker_files.save(folders.main_classes)
     failures = _failures(data, config, buffers, folders)
     if not config.debug:
         _save_models_to_load(graph, assignments, pools, folders)
@@ -295,7 +295,7 @@ def _save_models_to_load(
     for number, (pool_id, pool) in enumerate(pools.items()):
         stages = [stage.transforms for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
         path = f"{folders.load_ahead}-{number}"
-        if load_ahead.save(path, stages, is_device=bool(pool.plan.device_groups)):
+        if worker_files.save_models(path, stages, is_device=bool(pool.plan.device_groups)):
             pool.load_ahead = path
 
 

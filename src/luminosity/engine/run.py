@@ -22,6 +22,7 @@ from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
+from luminosity.engine.process import Ending, Terminated, cancel_on_sigterm
 from luminosity.engine.reporting.reporter import Reporter
 from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.reporting.snapshots import Snapshots
@@ -29,7 +30,6 @@ from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.pools import Assignment
-from luminosity.engine.termination import Ending, Terminated, cancel_on_sigterm
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MachineInfo, MemoryUse, Subscriber

@@ -20,16 +20,14 @@ from luminosity._shared.notebook import shorten_error
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.options import EngineConfig, job_name
-from luminosity.engine.plan.effects import effects_of
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import expanded
-from luminosity.engine.prepare import Prepared, prepare, worker_environment
-from luminosity.engine.process_limits import check_address_space, limits_named
+from luminosity.engine.prepare import Prepared, effects_of, prepare, worker_environment
+from luminosity.engine.process import Terminated, check_address_space, limits_named
 from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.run import FinishedRun, Run
-from luminosity.engine.termination import Terminated
-from luminosity.engine.workers import main_classes
+from luminosity.engine.workers import worker_files
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import RunFailed
 from luminosity.events import Subscriber
@@ -82,7 +80,7 @@ class LuminosityRunner(PipelineRunner):
         self.is_drain = is_drain
         self._on_event = on_event
         self._waits = False
-        main_classes.send_by_value()
+        worker_files.send_by_value()
         # The fork server takes a second to import Beam: it does so while the pipeline is built.
         if self.warms_up:
             warm_up("auto")

@@ -26,7 +26,7 @@ from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import main_classes
+from luminosity.engine.workers import worker_files
 from luminosity.engine.workers.launcher import ForkServer, Process
 from luminosity.engine.workers.request import WorkerRequest
 from tests.engine.cluster.clients import LOOPBACK
@@ -88,7 +88,7 @@ class Heard:
 def start(folder: Path, server: FnApiServer, security: RunSecurity, on_exit: Future[int]) -> Process:
     """Start a worker process."""
     Ledger(str(folder / "quota"), 1 << 20, writers=1)
-    main_classes.save(str(folder / "main"))
+    worker_files.save(str(folder / "main"))
     request = WorkerRequest(
         worker_id=_WORKER,
         url=server.url,

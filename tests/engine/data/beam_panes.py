@@ -12,8 +12,7 @@ from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
-from luminosity.engine.data.expiry import expiry_micros
-from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.event_time import MAX, MIN, expiry_micros
 from luminosity.engine.data.world import Clock
 
 

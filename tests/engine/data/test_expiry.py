@@ -28,14 +28,13 @@ from apache_beam.transforms.window import (
     TimestampedValue,
 )
 
-from luminosity.engine.data.expiry import CellExpiry, WindowExpiry
+from luminosity.engine.data.event_time import MAX, CellExpiry, WindowExpiry
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import TimerStore
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.metrics import DROPPED_LATE
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord
 from tests.runners import IS_REFERENCE, run

@@ -30,12 +30,11 @@ from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.event_time import MAX, expiry_micros
 from luminosity.engine.data.panes.live_grouping import LiveGrouping, panes_of
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.data.panes.window_panes import WindowPanes
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.metrics import DROPPED_LATE
 from luminosity.engine.loop.spill_policy import SpillPolicy

@@ -28,9 +28,9 @@ from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN, PaneInfo, PaneIn
 
 from luminosity import LuminosityRunner, RunInference
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.sides.live_side_input import LiveSideInput, shows_first_pane
-from luminosity.engine.data.sides.side_gate import Side, SideGate
-from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.event_time import MAX
+from luminosity.engine.data.live_side_input import LiveSideInput, shows_first_pane
+from luminosity.engine.data.side_gate import Side, SideGate
 from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.metrics import DROPPED_LATE
 from luminosity.engine.plan.codecs import Codecs

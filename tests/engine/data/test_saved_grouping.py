@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from luminosity import LuminosityRunner
 from luminosity.engine.data import grouping as grouping_module
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.complete_side_input import SideInputData
+from luminosity.engine.data.event_time import MAX
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.saved_rows import Changes
-from luminosity.engine.data.sides.complete_side_input import SideInputData
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.spill_policy import SpillPolicy

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.panes import pane_values
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX, MIN
 from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.spill_policy import SpillPolicy

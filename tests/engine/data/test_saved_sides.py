@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 from luminosity import LuminosityRunner
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.panes import pane_values
 from luminosity.engine.data.saved_rows import Changes
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
-from luminosity.engine.data.sides.side_gate import Side, SideGate
+from luminosity.engine.data.side_gate import Side, SideGate
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import ManualClock
 from luminosity.engine.loop.buffers import BufferRun

@@ -12,7 +12,7 @@ import pytest
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.cli.checkpoint import checkpoint
-from luminosity.engine.data.watermarks import MAX
+from luminosity.engine.data.event_time import MAX
 from luminosity.engine.durable.inspection import StoredStep, inspect
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.errors import CheckpointError

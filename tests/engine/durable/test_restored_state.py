@@ -11,16 +11,16 @@ from typing import Any
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
+from luminosity.engine.data.event_time import MAX
 from luminosity.engine.data.saved_rows import BlockReference
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.timers import FamilyKey, TimerStore
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.durable.restoring import remove_other_files, restore_cells, restore_timers
 from luminosity.engine.durable.store import CheckpointFolder
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.plan.codecs import TimerRecord
-from luminosity.engine.spill.cells import Cell, Cells
+from luminosity.engine.spill.diskmap import Cell, Cells
 from luminosity.engine.spill.quota import Ledger
 
 _FAMILY: FamilyKey = ("step", "family")

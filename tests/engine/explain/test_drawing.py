@@ -22,7 +22,7 @@ from luminosity.engine.explain.export import dot, plan_json
 from luminosity.engine.explain.layout import Layout, Link, Point, Rectangle, Size, lay_out
 from luminosity.engine.explain.svg import picture, svg, text_width, wrapped
 from luminosity.engine.explain.text import print_plan
-from luminosity.engine.resources.nodes import Node
+from luminosity.engine.resources.machine import Node
 from tests.plans import branching, explained, pairs, same
 
 _ROUNDING = 1e-6

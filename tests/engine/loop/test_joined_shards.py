@@ -13,10 +13,10 @@ from apache_beam.testing.test_stream import TestStream
 from apache_beam.transforms.userstate import BagStateSpec, TimeDomain, TimerSpec, on_timer
 
 from luminosity.engine.data import wire
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop import scheduler, sizing, splits
 from luminosity.engine.loop.bundle import Attempt, Bundle
-from luminosity.engine.loop.shard import Shard
 from tests.marks import first_time, wait_for_file
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from apache_beam.metrics import monitoring_infos
 
+from luminosity.engine.data.event_time import MAX, Holds
 from luminosity.engine.data.grouping import Grouping
 from luminosity.engine.data.timers import TimerStore
-from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.world import THIS_MACHINE, WallClock
 from luminosity.engine.loop import scheduler
 from luminosity.engine.loop.buffers import BufferRun, Outflow
@@ -402,7 +402,7 @@ def test_many_later_timers_of_a_key_do_not_hide_other_keys_for_good() -> None:
 
 
 def test_holds_are_exact_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luminosity.engine.data.watermarks._REMOVED_AT_LEAST", 10)
+    monkeypatch.setattr("luminosity.engine.data.event_time._REMOVED_AT_LEAST", 10)
     chance = random.Random(1)
     holds, expected = Holds(), list[int]()
     for _ in range(5000):

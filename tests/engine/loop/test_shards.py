@@ -14,9 +14,9 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.transforms.userstate import BagStateSpec, CombiningValueStateSpec, TimeDomain, TimerSpec, on_timer
 
 from luminosity.engine.data import wire
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop import scheduler
-from luminosity.engine.loop.shard import Shard
 from tests.marks import first_time
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 

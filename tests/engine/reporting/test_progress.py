@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.metrics import BusyTime, RunMetrics
 from luminosity.engine.loop.stage import StageRun

@@ -12,13 +12,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luminosity.engine.cluster.driver.ray_nodes import node_of
+from luminosity.engine.cluster.driver.ray_calls import node_of
 from luminosity.engine.data.world import WallClock
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
-from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.nodes import LeaseNeeds, Node
+from luminosity.engine.resources.machine import LeaseNeeds, Machine, Node
 from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.errors import ResourcesExceeded
 

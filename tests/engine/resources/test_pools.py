@@ -10,8 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
-from luminosity.engine.resources.device_types import is_of_type
-from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.hints import Needs, is_of_type
 from luminosity.engine.resources.machine import Machine, visibility
 from luminosity.engine.resources.pools import Assignment, Pool, assign
 from luminosity.errors import ResourcesExceeded

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.complete_side_input import SideInputData
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.spill_policy import SpillPolicy
-from luminosity.engine.spill import frames
+from luminosity.engine.spill import files
 from luminosity.engine.spill.diskmap import DiskMap
 from luminosity.engine.spill.files import SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger, WriterQuota
@@ -39,12 +39,12 @@ def table_in(folder: Path, limit: int = 10**9) -> tuple[GroupTable, Ledger]:
 
 @given(st.binary(max_size=2000), st.integers(1, 50))
 def test_a_frame_holds_any_bytes(data: bytes, times: int) -> None:
-    assert frames.unpack(frames.pack(data * times)) == data * times
+    assert files.unpack(files.pack(data * times)) == data * times
 
 
 def test_a_frame_that_was_cut_short_is_noticed() -> None:
     with pytest.raises(EOFError):
-        frames.unpack(frames.pack(bytes(1000))[:-1])
+        files.unpack(files.pack(bytes(1000))[:-1])
 
 
 def test_a_file_of_frames_is_gone_with_its_last_reference(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import bundle_processor, statecache
 
 from luminosity.engine.data import state, wire
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import BundleShards, StateStore
 from luminosity.engine.loop.bundle import new_instruction_id
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers.sdk import user_state
 from luminosity.engine.workers.sdk.stream_cache import StreamCache

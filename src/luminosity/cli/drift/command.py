@@ -10,7 +10,7 @@ from luminosity.cli.common.exits import FAILED, fail
 from luminosity.cli.common.options import at_least, count, fraction, number, whole_number
 from luminosity.cli.common.table_options import add_table_options
 from luminosity.drift.registry import DEFAULT_TEST, TESTS
-from luminosity.engine.process_limits import check_address_space
+from luminosity.engine.process import check_address_space
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from luminosity._shared.text import parse_duration
 from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
-from luminosity.engine.process_limits import check_address_space
+from luminosity.engine.process import check_address_space
 from luminosity.errors import LuminosityError, OptionError
 
 __all__ = ["NAME", "add_to"]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from luminosity.engine.data import wire
 from luminosity.engine.plan.codecs import ElementCodec
-from luminosity.engine.spill import frames
+from luminosity.engine.spill import files
 from luminosity.engine.spill.quota import Ledger
 
 __all__ = ["Block", "BlockStore", "Content", "RemoteData", "RestoredContent"]
@@ -305,8 +305,8 @@ class BlockStore:
 
     def _spill_file(self, file: _File) -> int:
         path, _ = file.place
-        packed_path = os.path.join(self._spill_folder, os.path.basename(path) + frames.SUFFIX)
-        frames.write_file(packed_path, wire.read_span(wire.FileSpan(path, 0, file.size)))
+        packed_path = os.path.join(self._spill_folder, os.path.basename(path) + files.SUFFIX)
+        files.write_file(packed_path, wire.read_span(wire.FileSpan(path, 0, file.size)))
         self.files.add(packed_path)
         file.place = packed_path, True
         self._remove(path)
@@ -317,8 +317,8 @@ class BlockStore:
     def _spill_together(self, contents: Collection[Content]) -> int:
         """Write small pieces of data into one file."""
         data = b"".join(content.data for content in contents)
-        path = os.path.join(self._spill_folder, f"blocks.{next(_numbers)}{frames.SUFFIX}")
-        frames.write_file(path, data)
+        path = os.path.join(self._spill_folder, f"blocks.{next(_numbers)}{files.SUFFIX}")
+        files.write_file(path, data)
         file = self._file(path, len(data), True, references=len(contents))
         base = 0
         for content in contents:

@@ -24,14 +24,13 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.event_time import MAX, Holds
 from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk, pieces
-from luminosity.engine.spill.sorted_runs import LARGE_BYTES, Entry
-from luminosity.engine.spill.table import GroupTable
+from luminosity.engine.spill.table import LARGE_BYTES, Entry, GroupTable
 
 __all__ = ["VALUES_LENGTH", "Group", "Grouping", "values_in_state"]
 

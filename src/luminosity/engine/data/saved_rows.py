@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from luminosity.engine.data.blocks import Block
-from luminosity.engine.data.watermarks import Holds
+from luminosity.engine.data.event_time import Holds
 
 __all__ = ["MARSHAL_VERSION", "BlockReference", "BlockRows", "Changes", "SavedRows", "SingleRow", "StableInput"]
+
 MARSHAL_VERSION = 2  # the last one that writes the same bytes for equal values, whatever else refers to them
 _MOST_REFERENCES = 1000  # in a row: some tens of kilobytes
 _INDEX = struct.Struct(">I")

@@ -17,7 +17,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.world import ManualClock, StartThread, Task
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import TestStream

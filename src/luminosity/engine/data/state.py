@@ -17,7 +17,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.wire import StateKeys
-from luminosity.engine.spill.cells import Cell, Cells
+from luminosity.engine.spill.diskmap import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
 from luminosity.errors import UnsupportedPipeline

@@ -6,7 +6,7 @@ import heapq
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from luminosity.engine.data.watermarks import MAX, Holds
+from luminosity.engine.data.event_time import MAX, Holds
 from luminosity.engine.plan.codecs import TimerRecord
 
 __all__ = ["FamilyKey", "TimerStore"]

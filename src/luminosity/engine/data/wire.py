@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.spill import frames
+from luminosity.engine.spill import files
 
 __all__ = [
     "BLOCK_BYTES",
@@ -126,7 +126,7 @@ def object_key(message: bytes) -> str:
 def read_span(span: FileSpan) -> bytes:
     """Return the encoded elements of a span."""
     if span.is_packed:
-        return frames.read_file(span.path)[span.start : span.start + span.size]
+        return files.read_file(span.path)[span.start : span.start + span.size]
     with open(span.path, "rb", buffering=0) as file:
         file.seek(span.start)
         data = file.read(span.size)

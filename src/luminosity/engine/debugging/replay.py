@@ -15,16 +15,16 @@ from apache_beam.runners.worker import bundle_processor
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.sides.complete_side_input import SideInputData
+from luminosity.engine.data.complete_side_input import SideInputData
+from luminosity.engine.data.event_time import MAX
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.debugging import savefile
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.resources.hints import python_environment
 from luminosity.engine.resources.python_environments import python_of
 from luminosity.engine.spill.quota import Ledger
-from luminosity.engine.workers import main_classes
+from luminosity.engine.workers import worker_files
 from luminosity.engine.workers.failure import original
 from luminosity.engine.workers.in_process import InProcessWorker
 from luminosity.errors import LuminosityError, ReplayError
@@ -57,7 +57,7 @@ class Replay:
         _refuse_other_python(self._descriptor, path)
         self.manifest.surroundings.restore()
         RuntimeValueProvider.set_runtime_options({})  # the options of the run are not saved
-        main_classes.define(self._entries[savefile.MAIN_CLASSES])
+        worker_files.define(self._entries[savefile.MAIN_CLASSES])
         self._codecs = Codecs(_graph(self._descriptor, self.manifest.safe_coders))
         self._blocks = BlockStore(_NOWHERE, Ledger(None, limit=1 << 62, writers=0))
         self._state = StateStore(_NOWHERE, self._blocks.ledger)

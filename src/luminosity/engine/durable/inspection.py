@@ -15,7 +15,7 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.data.watermarks import MAX, MIN
+from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.world import THIS_MACHINE
 from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.store import DATABASE, LOCK, VERSION

@@ -15,6 +15,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference, SavedRows
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.data.world import Clock
@@ -23,11 +24,10 @@ from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.engine.plan.graph import Stage
-from luminosity.engine.spill.cells import Cell
+from luminosity.engine.spill.diskmap import Cell
 from luminosity.engine.spill.files import Chunk, SpillFile, StoredChunk
 
 __all__ = [

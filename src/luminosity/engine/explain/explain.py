@@ -23,8 +23,7 @@ from apache_beam.runners.worker import bundle_processor
 from rich.console import Console
 
 from luminosity.engine.explain.dryrun import DryRun, DryRunner
-from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation, Reason, ReasonKind, Step
-from luminosity.engine.explain.outline import Outline
+from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation, Outline, Reason, ReasonKind, Step
 from luminosity.engine.explain.reasons import Reasons
 from luminosity.engine.explain.svg import svg
 from luminosity.engine.explain.text import print_plan

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
-from luminosity.engine.explain.words import pool_in_words
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.explain.text import pool_in_words
+from luminosity.engine.resources.machine import LeaseNeeds
 from luminosity.engine.resources.pools import Pool
 
 __all__ = ["dot", "plan_json"]

@@ -18,8 +18,7 @@ from apache_beam.transforms import trigger, window
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.trigger import AccumulationMode, TriggerFn
 
-from luminosity.engine.explain.explanation import Reason, ReasonKind
-from luminosity.engine.explain.outline import Outline
+from luminosity.engine.explain.explanation import Outline, Reason, ReasonKind
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, SideInput, Stage
 from luminosity.engine.plan.planner import SINK_STARTS

@@ -9,7 +9,7 @@ from html import escape
 
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
 from luminosity.engine.explain.layout import Layout, Link, Point, Rectangle, Size, lay_out
-from luminosity.engine.explain.words import counted, machine_in_words, pool_in_words
+from luminosity.engine.explain.text import counted, machine_in_words, pool_in_words
 from luminosity.engine.resources.pools import Pool
 
 __all__ = ["picture", "svg", "text_width", "wrapped"]

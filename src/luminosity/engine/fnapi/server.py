@@ -11,8 +11,7 @@ from apache_beam.portability.api import beam_fn_api_pb2, beam_fn_api_pb2_grpc
 from apache_beam.utils.thread_pool_executor import UnboundedThreadPoolExecutor
 
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.fnapi.connection import Callbacks, Connection
-from luminosity.engine.fnapi.logs import LoggingServicer
+from luminosity.engine.fnapi.connection import Callbacks, Connection, LoggingServicer
 from luminosity.errors import InvalidArgument, WorkerStartFailed
 
 __all__ = ["FnApiServer", "Security"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from luminosity.engine.data.blocks import Block
+from luminosity.engine.data.complete_side_input import SideInputData
+from luminosity.engine.data.event_time import MAX
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
 from luminosity.engine.data.saved_rows import Changes, SavedRows, StableInput
-from luminosity.engine.data.sides.complete_side_input import SideInputData
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage_input import StageInput

@@ -11,11 +11,11 @@ from typing import Protocol
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.blocks import Block
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
+from luminosity.engine.data.event_time import MAX
+from luminosity.engine.data.live_side_input import LiveSideInput
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.timers import FamilyKey
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop.buffers import PendingOutput
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.plan.codecs import ElementCodec, TimerRecord
 from luminosity.engine.workers.sdk.bundle_report import Stall

@@ -12,7 +12,7 @@ from luminosity._shared.text import LOST_WITH_NODE, describe_exit
 from luminosity._shared.user_code import fold, from_user_code
 from luminosity.engine.loop.bundle import Bundle, Overdue, Search, slice_blocks
 from luminosity.engine.plan.codecs import Codecs
-from luminosity.engine.process_limits import explain_exit, oom_kills
+from luminosity.engine.process import explain_exit, oom_kills
 from luminosity.engine.workers.failure import Failure, describe_input, describe_location
 from luminosity.engine.workers.sdk.bundle_report import headline
 from luminosity.errors import BlockLost, ElementKillsWorker, ElementTimeout, Fix, SpillFailed, StepFailed

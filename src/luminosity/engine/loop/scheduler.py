@@ -9,9 +9,9 @@ from typing import Literal
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity._shared.text import describe_exit
+from luminosity.engine.data.event_time import MAX
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.scripted_stream import Played
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import splits, transfers
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle, new_instruction_id

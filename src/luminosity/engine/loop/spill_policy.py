@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.blocks import BlockStore
+from luminosity.engine.data.complete_side_input import SideInputData
 from luminosity.engine.data.grouping import Grouping
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.panes.live_grouping import LiveGrouping
-from luminosity.engine.data.sides.complete_side_input import SideInputData
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.errors import ResourcesExceeded

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.data.event_time import MIN
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id, slice_blocks
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stage_input import StageInput

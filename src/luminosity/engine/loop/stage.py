@@ -6,11 +6,11 @@ import itertools
 from collections import deque
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.event_time import MAX
+from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.timers import FamilyKey
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.bundle import Bundle
-from luminosity.engine.loop.shard import Shard
 from luminosity.engine.loop.sizing import Gathering
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import PoolRun, Worker

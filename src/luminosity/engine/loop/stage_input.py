@@ -6,13 +6,12 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.expiry import WindowExpiry
-from luminosity.engine.data.sides.side_gate import Side, SideGate
+from luminosity.engine.data.event_time import MAX, MIN, Holds, WindowExpiry
+from luminosity.engine.data.shard import DelayedInput, Shard, cut_by_shard
+from luminosity.engine.data.side_gate import Side, SideGate
 from luminosity.engine.data.timers import FamilyKey
-from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.metrics import BusyTime, StageUsage
-from luminosity.engine.loop.shard import DelayedInput, Shard, cut_by_shard
 from luminosity.engine.loop.sizing import BundleSize, Kind, SizedWork, SourceTurns
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerCodec, TimerRecord
 from luminosity.engine.plan.graph import Stage

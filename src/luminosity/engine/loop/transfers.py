@@ -11,12 +11,12 @@ from functools import partial
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
+from luminosity.engine.data.event_time import MAX
+from luminosity.engine.data.shard import by_shard
 from luminosity.engine.data.state import BundleShards, SideInputReader
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
 from luminosity.engine.loop.parts import RunParts
-from luminosity.engine.loop.shard import by_shard
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import Sent, Worker
 

@@ -13,8 +13,7 @@ from luminosity.engine.data.world import Clock
 from luminosity.engine.fnapi.connection import WorkerConnection
 from luminosity.engine.loop.bundle import Attempt, Bundle, Deadlines, Overdue
 from luminosity.engine.loop.metrics import BusyTime
-from luminosity.engine.resources.machine import visibility
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.resources.machine import LeaseNeeds, visibility
 from luminosity.engine.resources.pools import SOURCE_SLOTS, Pool
 from luminosity.engine.workers.launcher import Process
 
@@ -167,7 +166,7 @@ class PoolRun:
         self.connected = 0  # workers
         self.failed_starts = 0  # in a row
         self.ready_at = clock.monotonic()  # when a worker was ready last, or the run began
-        self.load_ahead = ""  # a file for its workers: see workers/load_ahead.py
+        self.load_ahead = ""  # a file for its workers: see workers/worker_files.py
         self.is_stream = False  # whether one of its stages has input that may never end
         self.worker_busy = [BusyTime(clock) for _ in range(plan.workers + plan.borrowed)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from luminosity._shared.text import Private, shorten, shorten_middle
-from luminosity.engine.fnapi.logs import WorkerOrigin, worker_origin
+from luminosity.engine.fnapi.connection import WorkerOrigin, worker_origin
 from luminosity.runs.manifest.masking import mask_text
 
 __all__ = ["MOST_TRACEBACK", "LogCapture", "LogTally", "Logged", "bounded_traceback"]

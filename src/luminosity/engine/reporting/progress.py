@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from apache_beam.transforms.window import GlobalWindow
 
 from luminosity.engine.data.blocks import Block
-from luminosity.engine.data.watermarks import MIN
+from luminosity.engine.data.event_time import MIN
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from luminosity._shared.text import format_size
-from luminosity.engine.resources.device_types import cluster_type, types_of
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
-from luminosity.engine.resources.hints import Needs
-from luminosity.engine.resources.machine import CLUSTER_DEVICE, Machine
-from luminosity.engine.resources.nodes import LeaseNeeds, Node, Room, Rooms
+from luminosity.engine.resources.hints import Needs, cluster_type, types_of
+from luminosity.engine.resources.machine import CLUSTER_DEVICE, LeaseNeeds, Machine, Node, Room, Rooms
 
 __all__ = ["limited_to_nodes", "size_on_cluster"]
 

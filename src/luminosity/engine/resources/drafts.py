@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luminosity.core import WorkerShare
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.resources.machine import LeaseNeeds
 from luminosity.engine.resources.python_environments import PythonEnvironment
 
 __all__ = ["Draft", "Missing", "Pool", "StageToPlace"]

@@ -16,9 +16,8 @@ from luminosity._shared.text import format_size
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.resources.cluster_pools import limited_to_nodes, size_on_cluster
-from luminosity.engine.resources.device_types import DevicesByType
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
-from luminosity.engine.resources.hints import Needs
+from luminosity.engine.resources.hints import DevicesByType, Needs
 from luminosity.engine.resources.machine import Machine
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.errors import ResourcesExceeded

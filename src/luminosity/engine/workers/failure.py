@@ -22,7 +22,7 @@ from luminosity._shared.notebook import cell_line
 from luminosity._shared.text import shorten, shorten_repr
 from luminosity._shared.user_code import fold, is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY, USER_DATA
-from luminosity.engine.process_limits import describe_limits
+from luminosity.engine.process import describe_limits
 from luminosity.errors import BlockLost, Fix, LuminosityError, SpillFailed, may_pass
 from luminosity.runs.manifest.masking import mask_text
 

@@ -36,9 +36,9 @@ from luminosity._shared.hangs import write_stacks_on_signal
 from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
 from luminosity._shared.text import parse_size
 from luminosity.engine.data import wire
-from luminosity.engine.fnapi.logs import add_logger_name
+from luminosity.engine.fnapi.connection import add_logger_name
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.workers import load_ahead, main_classes, printed
+from luminosity.engine.workers import printed, worker_files
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models
@@ -154,8 +154,8 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     budget = request.pipeline_options.get("model_memory_budget")
     beam_models.keep_small_models_here(None if budget is None else parse_size(str(budget)))
-    main_classes.load(request.main_classes)
-    main_classes.load_in_spawned(request.main_classes)
+    worker_files.load(request.main_classes)
+    worker_files.load_in_spawned(request.main_classes)
     os.environ[beam_models.FOLDER_VARIABLE] = folder = _shared_folder(request)
     beam_models.keep_files_in(folder)
     if channel is None:
@@ -192,7 +192,7 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if log_handler:
         log_handler.addFilter(add_logger_name)
     if request.load_ahead:
-        load_ahead.start(request.load_ahead)  # not earlier: Beam's pickler must know its options
+        worker_files.start_loading(request.load_ahead)  # not earlier: Beam's pickler must know its options
     try:
         harness.run()
     finally:

@@ -20,8 +20,8 @@ from apache_beam.runners.worker.statecache import StateCache
 from luminosity.engine.data import wire
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.fnapi.connection import Callbacks
+from luminosity.engine.process import Terminated
 from luminosity.engine.spill.quota import WriterQuota
-from luminosity.engine.termination import Terminated
 from luminosity.engine.workers.failure import Failure, original
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES, PromptStateSampler
 from luminosity.engine.workers.launcher import LocalProcess, OnExit, Process

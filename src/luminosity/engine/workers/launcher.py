@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Protocol
 
 from luminosity._shared import descendants
-from luminosity.engine.process_limits import check_address_space, describe_limits
+from luminosity.engine.process import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import Entry, WorkerRequest
 from luminosity.errors import WorkerStartFailed

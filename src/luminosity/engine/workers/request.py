@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from luminosity.engine.resources.nodes import LeaseNeeds
+    from luminosity.engine.resources.machine import LeaseNeeds
 
 __all__ = ["Entry", "WorkerRequest"]
 
@@ -27,10 +27,10 @@ class WorkerRequest:
     spill_folder: str  # for blocks beyond the budget
     quota: str  # the shared page that counts their bytes: see spill/quota.py
     writer: int  # this worker's place in the page
-    main_classes: str  # a file: see main_classes.py
+    main_classes: str  # a file: see worker_files.py
     private_folders: list[str]  # of the run, for the fork server to remove if the runner is killed
     python: str = ""  # the interpreter of another environment; empty for that of the runner
-    load_ahead: str = ""  # a file: see load_ahead.py; empty if this worker loads no models ahead
+    load_ahead: str = ""  # a file: see worker_files.py; empty if this worker loads no models ahead
     is_stream: bool = False  # whether it runs stages whose input may never end
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])

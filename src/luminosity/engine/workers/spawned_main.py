@@ -16,11 +16,11 @@ def _prepare() -> None:
     handler.setLevel(logging.WARNING)
     handler.addFilter(_is_worth_reading)
     logging.basicConfig(handlers=[handler], format=logging.BASIC_FORMAT)
-    from luminosity.engine.workers import main_classes
+    from luminosity.engine.workers import worker_files
     from luminosity.engine.workers.sdk import beam_models
 
     beam_models.keep_files_in(os.environ[beam_models.FOLDER_VARIABLE])
-    main_classes.load(os.environ[main_classes.FILE_VARIABLE], into=sys.modules[__name__])
+    worker_files.load(os.environ[worker_files.FILE_VARIABLE], into=sys.modules[__name__])
 
 
 def _is_worth_reading(record: logging.LogRecord) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from luminosity.engine.cluster.driver import leases, node_watch
 from luminosity.engine.cluster.driver.leases import Leases
 from luminosity.engine.cluster.driver.node_watch import NodeWatch
-from luminosity.engine.resources.nodes import LeaseNeeds, Node
+from luminosity.engine.resources.machine import LeaseNeeds, Node
 from tests.processes import wait_for
 
 _PATIENCE_S = 30
@@ -61,8 +61,8 @@ class _NoAgents:
 
 def test_a_node_that_joins_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     found = [Node("first-node", "10.0.0.1", 2.0, 0)]
-    monkeypatch.setattr(node_watch.ray_nodes, "nodes", lambda: list(found))
-    monkeypatch.setattr(node_watch.ray_nodes, "leaving", lambda: frozenset[str]())
+    monkeypatch.setattr(node_watch.ray_calls, "nodes", lambda: list(found))
+    monkeypatch.setattr(node_watch.ray_calls, "leaving", lambda: frozenset[str]())
     watch = NodeWatch(_NoAgents(), lambda _: None, lambda _: None)  # type: ignore[arg-type]
     watch.close()
     caplog.set_level(logging.WARNING)

@@ -7,11 +7,11 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.cluster.driver.calls import Calls
 from luminosity.engine.cluster.driver.leases import NodeProcess
 from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
+from luminosity.engine.cluster.driver.ray_calls import Calls
 from luminosity.engine.data import wire
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.resources.machine import LeaseNeeds
 from luminosity.errors import BlockLost
 
 

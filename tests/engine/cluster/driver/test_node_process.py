@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from luminosity.engine.cluster.driver.leases import NodeProcess
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.resources.machine import LeaseNeeds
 from tests.processes import wait_for
 
 

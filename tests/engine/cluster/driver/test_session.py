@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
 from luminosity.engine.cluster.driver import session
-from luminosity.engine.cluster.driver.ray_nodes import nodes
+from luminosity.engine.cluster.driver.ray_calls import nodes
 from luminosity.engine.cluster.driver.session import connect
 from luminosity.engine.explain.explain import plan_pipeline
 from luminosity.errors import MissingExtra, OptionError
@@ -26,7 +26,7 @@ from tests.fake_cluster import FakeCluster, fake_cluster
 _PATIENCE_S = 120
 _LOCAL = """
 import os, ray
-from luminosity.engine.cluster.driver.ray_nodes import nodes
+from luminosity.engine.cluster.driver.ray_calls import nodes
 from luminosity.engine.cluster.driver.session import connect
 
 with connect("local", accelerators=3) as found, connect("local") as again:

@@ -14,8 +14,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity import ReadTable, WriteTable
 from luminosity.engine.cluster.driver import shared_paths
 from luminosity.engine.cluster.driver.shared_paths import SharedPaths
-from luminosity.engine.plan.effects import effects_of
-from luminosity.engine.resources.nodes import Node
+from luminosity.engine.prepare import effects_of
+from luminosity.engine.resources.machine import Node
 from luminosity.errors import PathNotShared
 
 _DRIVER = Node("driver", "10.0.0.1", 2.0, 0, is_driver=True)
@@ -33,7 +33,7 @@ class _Nodes:
         self.asked: list[str] = []
         self.marks: list[str] = []
         monkeypatch.setattr(shared_paths, "_ask_nodes", self._ask)
-        monkeypatch.setattr(shared_paths.ray_nodes, "nodes", lambda: [_DRIVER, _OTHER])
+        monkeypatch.setattr(shared_paths.ray_calls, "nodes", lambda: [_DRIVER, _OTHER])
 
     def _ask(
         self, found: Sequence[Node], question: Question, marks: Mapping[str, str], files: Mapping[str, int]

@@ -12,11 +12,10 @@ from typing import Any
 
 from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.engine.cluster import packages, shipping
-from luminosity.engine.cluster.agent.block_desk import BlockDesk
+from luminosity.engine.cluster.agent.block_desk import BlockDesk, RayStore, read_first
 from luminosity.engine.cluster.agent.forked_workers import Exit, ForkedWorkers
 from luminosity.engine.cluster.agent.node_folder import NodeFolder
 from luminosity.engine.cluster.agent.node_load import NodeLoad, NodeSample
-from luminosity.engine.cluster.agent.ray_store import RayStore, read_first
 from luminosity.engine.cluster.worker.node_worker import NodeWorker
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import WorkerStartFailed

@@ -1,6 +1,7 @@
 """Blocks in the agent of a node: those that its workers have made, and those that they will read.
 
-They go over a socket, whose other side is ``worker/block_socket.py``.
+They go over a socket, whose other side is ``worker/block_socket.py``, and lie in Ray's object store. Waits for
+an object end after their time, and at once when nothing waits for the object any more.
 """
 
 from __future__ import annotations
@@ -11,24 +12,86 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from luminosity.engine.cluster.worker.block_socket import Kind, receive, send
 from luminosity.errors import BlockLost
 
-__all__ = ["BlockDesk", "block_value", "span_of"]
+__all__ = ["LAST_READ_S", "BlockDesk", "RayStore", "Store", "block_value", "read_first", "span_of"]
 
+LAST_READ_S = 60.0  # for the last copy of an object: a busy node needs long to read what it has spilled
+_READ_S = 5.0  # for one copy, if there is another: its node may be gone without a word
+_LOOK_EVERY_S = 0.2  # how often a wait for an object looks whether it is over
 _LOGGER = logging.getLogger(__name__)
-
 _OUTGOING_BYTES = 64 << 20  # of a worker's blocks that the driver has not taken yet; then the worker waits
 _FEED_TIMEOUT_S = 120.0  # for the driver's call that names the objects of a bundle, which is on its way
 _ENDED_BUNDLES = 1000  # remembered: a call that names objects is late by some bundles at most
-_CHECK_EVERY_S = 1.0  # how often a wait looks whether it is over
+_CHECK_EVERY_S = 1.0  # how often a wait for the driver looks whether it is over
 _BACKLOG = 128  # connections that wait to be accepted; each thread of a worker makes one
+
+
+class Store(Protocol):
+    """Where objects lie."""
+
+    def get(self, reference: Any, seconds: float, is_over: Callable[[], bool]) -> Any:
+        """Return an object. Raises :class:`BlockLost` if it is not there in time, or if ``is_over`` says so."""
+        ...
+
+    def put(self, value: Any) -> Any:
+        """Store an object on this process's node; return the reference."""
+        ...
+
+
+def read_first(copies: Sequence[Any], read: Callable[[Any, float], Any]) -> Any:
+    """Return the first of the copies of an object that can be read: ``read`` gets a reference and the seconds for it.
+
+    Raises :class:`BlockLost` if all fail with it.
+    """
+    failure: BlockLost | None = None
+    for number, reference in enumerate(copies, 1):
+        try:
+            return read(reference, _READ_S if number < len(copies) else LAST_READ_S)
+        except BlockLost as error:
+            failure = error
+    reason = failure.message if failure is not None else "there is none"
+    raise BlockLost(f"found none of the {len(copies)} copies of a block: {reason}") from failure
+
+
+class RayStore:
+    """The store of the cluster to which this process is connected."""
+
+    def get(self, reference: Any, seconds: float, is_over: Callable[[], bool]) -> Any:
+        """Return an object. Raises :class:`BlockLost` if it is not there in time, or if ``is_over`` says so."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError
+
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return ray.get(reference, timeout=max(0.0, min(_LOOK_EVERY_S, deadline - time.monotonic())))
+            except GetTimeoutError as error:
+                if is_over():
+                    raise BlockLost("nothing waits for the object any more") from error
+                if time.monotonic() >= deadline:
+                    raise BlockLost(f"an object is not there after {seconds:.0f} s") from error
+            except RayError as error:
+                first, *_ = f"{error}".strip().splitlines() or [""]
+                raise BlockLost(f"{type(error).__name__}: {first}") from error
+
+    def put(self, value: Any) -> Any:
+        """Store an object on this process's node; return the reference."""
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            return ray.put(value)
+        except RayError as error:
+            raise BlockLost(f"{type(error).__name__}: the driver's node can't hold a copy of a block") from error
 
 
 def block_value(data: Any, ends: Any) -> tuple[Any, Any]:

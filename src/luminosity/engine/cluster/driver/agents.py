@@ -17,8 +17,8 @@ import numpy as np
 
 from luminosity._shared.text import list_some
 from luminosity.engine.cluster.agent.agent import NodeAgent, RunOnNodes
+from luminosity.engine.cluster.agent.block_desk import RayStore
 from luminosity.engine.cluster.agent.forked_workers import Exit
-from luminosity.engine.cluster.agent.ray_store import RayStore
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
 from luminosity.engine.cluster.worker.node_worker import NodeWorker
 from luminosity.engine.workers.request import WorkerRequest

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from luminosity.engine.resources.machine import detect_accelerators
-from luminosity.engine.resources.nodes import LeaseNeeds
+from luminosity.engine.resources.machine import LeaseNeeds, detect_accelerators
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.errors import BlockLost
 from luminosity.extras import require

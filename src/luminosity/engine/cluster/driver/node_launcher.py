@@ -16,12 +16,12 @@ from luminosity._shared.text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster.agent.agent import RunOnNodes
 from luminosity.engine.cluster.agent.forked_workers import Exit
-from luminosity.engine.cluster.driver import ray_nodes
+from luminosity.engine.cluster.driver import ray_calls
 from luminosity.engine.cluster.driver.agents import Agent, Agents, RemoteAgent
-from luminosity.engine.cluster.driver.calls import Calls, Threads
 from luminosity.engine.cluster.driver.leases import KILLED, Leases, NodeProcess, bundle_of
 from luminosity.engine.cluster.driver.node_watch import NodeSamples, NodeWatch
 from luminosity.engine.cluster.driver.objects import ObjectTable, object_keys
+from luminosity.engine.cluster.driver.ray_calls import Calls, Threads
 from luminosity.engine.cluster.driver.shared_paths import SharedPaths
 from luminosity.engine.cluster.security import RunSecurity
 from luminosity.engine.cluster.worker.local_paths import LocalPaths
@@ -205,7 +205,7 @@ class NodeLauncher:
         return bool(reason)
 
     def _not_started(self, process: NodeProcess, error: Exception, node_id: str) -> None:
-        is_lost = not ray_nodes.is_alive(node_id)
+        is_lost = not ray_calls.is_alive(node_id)
         if isinstance(error, WorkerStartFailed):
             self._refusal = error  # another start would find the same
         elif not (process.is_killed or is_lost or self._calls.closed.is_set()):
@@ -321,7 +321,7 @@ class NodeLauncher:
         as soon as it answers. Workers that wait for a place since then may be placed there.
         """
         self._forget_node(node_id)
-        if ray_nodes.answers(node_id, _SURE_S, self._calls.closed):
+        if ray_calls.answers(node_id, _SURE_S, self._calls.closed):
             with self._lock:
                 self._avoided -= {node_id}
             _LOGGER.warning("node %s is there; only this run's agent on it had ended, and starts again", node_id[:8])

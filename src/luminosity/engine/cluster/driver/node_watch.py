@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.engine.cluster.agent.node_load import NodeSample
-from luminosity.engine.cluster.driver import ray_nodes
+from luminosity.engine.cluster.driver import ray_calls
 from luminosity.engine.cluster.driver.agents import Agents, OwnAgent
 
 __all__ = ["NodeSamples", "NodeWatch"]
@@ -61,7 +61,7 @@ class NodeWatch:
 
         while not self._closed.wait(_LOOK_S):
             try:
-                for node_id in ray_nodes.leaving() - self._leaving:
+                for node_id in ray_calls.leaving() - self._leaving:
                     self._leaving.add(node_id)
                     self._on_leaving(node_id)
                 self._ping_all(time.monotonic())
@@ -74,7 +74,7 @@ class NodeWatch:
         if now < self._look_for_new_at:
             return
         self._look_for_new_at = now + _NEW_S
-        found = {node.id: node for node in ray_nodes.nodes()}
+        found = {node.id: node for node in ray_calls.nodes()}
         for node_id in sorted({*found} - (self._known if self._known is not None else {*found})):
             _LOGGER.warning(
                 "node %s (%s) has joined the cluster; this run uses it for workers that wait for a place or were lost, "

@@ -10,8 +10,7 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.cluster.agent.block_desk import span_of
-from luminosity.engine.cluster.agent.ray_store import LAST_READ_S, RayStore, Store, read_first
+from luminosity.engine.cluster.agent.block_desk import LAST_READ_S, RayStore, Store, read_first, span_of
 from luminosity.engine.cluster.driver.agents import RemoteAgent
 from luminosity.engine.data import wire
 from luminosity.errors import BlockLost

@@ -15,7 +15,7 @@ from luminosity.engine.cluster.agent.agent import RunOnNodes
 from luminosity.engine.cluster.agent.node_folder import start_cleaner
 from luminosity.engine.cluster.driver import shared_paths
 from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
-from luminosity.engine.cluster.driver.ray_nodes import nodes
+from luminosity.engine.cluster.driver.ray_calls import nodes
 from luminosity.engine.cluster.driver.session import Session
 from luminosity.engine.cluster.security import RunSecurity
 from luminosity.engine.data.blocks import BlockStore

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from luminosity._shared.text import list_some
 from luminosity.engine.cluster.agent.agent import SHARE_CHECKPOINT
-from luminosity.engine.cluster.driver import ray_nodes
-from luminosity.engine.resources.nodes import Node
+from luminosity.engine.cluster.driver import ray_calls
+from luminosity.engine.resources.machine import Node
 from luminosity.errors import OptionError, PathNotShared
 from luminosity.runs.manifest.files import files_of
 from luminosity.runs.manifest.places import Effects, Place
@@ -132,7 +132,7 @@ class SharedPaths:
             return self._why_not[node_id]
 
     def _look_at(self, node_id: str) -> str:
-        node = next((node for node in ray_nodes.nodes() if node.id == node_id and not node.is_driver), None)
+        node = next((node for node in ray_calls.nodes() if node.id == node_id and not node.is_driver), None)
         answer = {} if node is None or node_id in self._unseen else self._ask([node])
         self._unseen |= answer
         if node is None or not answer:

@@ -114,7 +114,7 @@ class _LoggedStream(io.TextIOBase):
 
 def _print_through_logs() -> None:
     """Send what this process prints from now on to the driver's terminal, with the log messages."""
-    from luminosity.engine.fnapi.logs import PRINTED
+    from luminosity.engine.fnapi.connection import PRINTED
 
     for name in ("stdout", "stderr"):
         setattr(sys, name, _LoggedStream(logging.getLogger(f"{PRINTED}.{name}")))

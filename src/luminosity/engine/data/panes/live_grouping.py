@@ -13,7 +13,7 @@ from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.event_time import MAX, MIN, Holds, expiry_micros
 from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
 from luminosity.engine.data.panes.pane_rows import Panes
 from luminosity.engine.data.panes.pane_values import PaneValues
@@ -21,11 +21,10 @@ from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.data.panes.window_panes import WindowPanes
 from luminosity.engine.data.saved_rows import Changes, SavedRows, SingleRow
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.watermarks import MAX, MIN, Holds
 from luminosity.engine.data.wire import BLOCK_BYTES
 from luminosity.engine.data.world import Clock
 from luminosity.engine.plan.codecs import ElementCodec
-from luminosity.engine.spill.sorted_runs import LARGE_BYTES
+from luminosity.engine.spill.table import LARGE_BYTES
 
 __all__ = ["LiveGrouping", "panes_of"]
 

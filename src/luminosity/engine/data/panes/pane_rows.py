@@ -15,9 +15,9 @@ from apache_beam.transforms.timeutil import TimestampCombinerImpl
 from apache_beam.transforms.window import TimestampCombiner
 from apache_beam.utils.windowed_value import WindowedValue
 
+from luminosity.engine.data.event_time import MIN, Holds
 from luminosity.engine.data.panes.pane_values import ENTRY_BYTES, Mark, PaneValues, spill_values
 from luminosity.engine.data.saved_rows import MARSHAL_VERSION, Changes, SingleRow
-from luminosity.engine.data.watermarks import MIN, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import pieces
 

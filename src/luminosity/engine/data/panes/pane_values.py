@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
-from luminosity.engine.spill.sorted_runs import LARGE_BYTES
+from luminosity.engine.spill.table import LARGE_BYTES
 
 __all__ = ["ENTRY_BYTES", "Mark", "PaneValues", "spill_values"]
 

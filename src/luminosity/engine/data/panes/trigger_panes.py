@@ -13,12 +13,11 @@ from apache_beam.transforms.window import BoundedWindow, NonMergingWindowFn, Win
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.event_time import MIN, expiry_micros
 from luminosity.engine.data.panes.pane_rows import Panes
 from luminosity.engine.data.panes.pane_values import PaneValues
 from luminosity.engine.data.panes.trigger_state import EXPIRY, Schedule, WindowState
 from luminosity.engine.data.saved_rows import Changes
-from luminosity.engine.data.watermarks import MIN
 from luminosity.engine.data.world import Clock
 
 __all__ = ["TriggerPanes"]

@@ -12,7 +12,7 @@ from apache_beam.transforms.window import BoundedWindow
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.data.expiry import expiry_micros
+from luminosity.engine.data.event_time import expiry_micros
 from luminosity.engine.data.panes.pane_rows import Panes
 from luminosity.engine.data.panes.pane_values import PaneValues
 

@@ -13,7 +13,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import data_plane
 
 from luminosity.engine.data import wire
-from luminosity.engine.spill import frames
+from luminosity.engine.spill import files
 
 __all__ = ["BlockChannel", "BlockStream", "BlockWriter", "Room", "TimerStream"]
 
@@ -57,8 +57,8 @@ class BlockWriter:
             if _write(path, data):
                 return wire.pack_span(count, wire.FileSpan(path, 0, len(data)))
             self._quota.give_back(len(data))
-        path = os.path.join(self._spill_folder, name + frames.SUFFIX)
-        frames.write_file(path, data)
+        path = os.path.join(self._spill_folder, name + files.SUFFIX)
+        files.write_file(path, data)
         return wire.pack_span(count, wire.FileSpan(path, 0, len(data), is_packed=True))
 
 
@@ -66,9 +66,9 @@ def _write(path: str, data: bytes) -> bool:
     """Write a file; return False if the file system is full."""
     try:
         with open(path, "xb", buffering=0) as file:
-            frames.write_all(file.fileno(), data)
+            files.write_all(file.fileno(), data)
     except OSError as error:
-        if not frames.is_full_disk(error):
+        if not files.is_full_disk(error):
             raise
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

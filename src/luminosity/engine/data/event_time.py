@@ -1,4 +1,7 @@
-"""When windows expire: later elements are dropped, and what a stateful step keeps for them is forgotten."""
+"""Event time, in microseconds: its ends, the holds that keep a watermark back, and when windows expire.
+
+Elements of an expired window are dropped, and what a stateful step keeps for it is forgotten.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,68 @@ from typing import Any
 from apache_beam.coders.coder_impl import IntervalWindowCoderImpl
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.window import BoundedWindow
+from apache_beam.utils import timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
-from luminosity.engine.data.watermarks import MAX
 from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.plan.codecs import Codecs, ElementCodec, KeyedElement, TimerRecord
 from luminosity.engine.plan.graph import may_never_end
 
-__all__ = ["CellExpiry", "WindowExpiry", "expiry_micros"]
+__all__ = ["MAX", "MIN", "CellExpiry", "Holds", "WindowExpiry", "expiry_micros"]
 
+MIN: int = timestamp.MIN_TIMESTAMP.micros
+MAX: int = timestamp.MAX_TIMESTAMP.micros
+_REMOVED_AT_LEAST = 1000  # timestamps in a heap, before the removed ones are worth dropping
 _MOST_KNOWN = 10_000  # bounds the cache of decoded windows to about a megabyte
+
+
+class Holds:
+    """A multiset of timestamps that knows its minimum. There may be millions of them, such as one for each timer.
+
+    >>> holds = Holds()
+    >>> holds.add(5); holds.add(3); holds.remove(3)
+    >>> holds.minimum
+    5
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._heap: list[int] = []  # the timestamps, and some that were removed
+
+    def add(self, hold: int) -> None:
+        """Add one occurrence of a timestamp."""
+        hold = min(hold, MAX - 1)  # as long as there is a hold, the watermark must not reach MAX
+        count = self._counts.get(hold, 0)
+        self._counts[hold] = count + 1
+        if not count:
+            heapq.heappush(self._heap, hold)
+            if len(self._heap) > 2 * len(self._counts) + _REMOVED_AT_LEAST:
+                self._heap = list(self._counts)
+                heapq.heapify(self._heap)
+
+    def fill(self, holds: Iterable[int]) -> None:
+        """Add many timestamps. Quicker than :meth:`add`."""
+        for hold in holds:
+            hold = hold if hold < MAX else MAX - 1
+            self._counts[hold] = self._counts.get(hold, 0) + 1
+        self._heap = list(self._counts)
+        heapq.heapify(self._heap)
+
+    def remove(self, hold: int) -> None:
+        """Remove one occurrence of a timestamp that was added."""
+        hold = min(hold, MAX - 1)
+        count = self._counts[hold] - 1
+        if count:
+            self._counts[hold] = count
+        else:
+            del self._counts[hold]
+
+    @property
+    def minimum(self) -> int:
+        """The earliest timestamp, or ``MAX`` if there is none."""
+        while self._heap and self._heap[0] not in self._counts:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else MAX
 
 
 def expiry_micros(window: BoundedWindow, windowing: Windowing) -> int:

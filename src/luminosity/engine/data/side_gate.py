@@ -11,9 +11,9 @@ from apache_beam.transforms.window import BoundedWindow, GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.event_time import MAX, Holds
+from luminosity.engine.data.live_side_input import LiveSideInput
 from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows
-from luminosity.engine.data.sides.live_side_input import LiveSideInput
-from luminosity.engine.data.watermarks import MAX, Holds
 from luminosity.engine.plan.codecs import ElementCodec
 
 __all__ = ["Side", "SideGate"]

@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.data.expiry import CellExpiry
+from luminosity.engine.data.event_time import CellExpiry, Holds
 from luminosity.engine.data.timers import TimerStore
-from luminosity.engine.data.watermarks import Holds
 from luminosity.engine.plan.codecs import ElementCodec, KeyedElement
 
 __all__ = ["DelayedInput", "Shard", "by_shard", "cut_by_shard"]

@@ -1,4 +1,4 @@
-"""Classes that the user's script or notebook defines, and types that it registers with Beam, in workers, too.
+"""Files that the runner writes for its workers: classes of the user's script or notebook, and models to load ahead.
 
 Beam pickles functions and DoFns by value, so those of a script work in any process. Elements are pickled by the
 standard pickle, which writes only the name ``__main__.Review``; so a worker's ``__main__`` must have that class.
@@ -8,29 +8,46 @@ In a process that multiprocessing has spawned, the script is the module ``__mp_m
 A row's coder refers to its type by an id, and to a logical type by a URN; registries of the process map them to
 classes. A worker without those would make up a class for the row, without the user's methods, and fail on the logical
 type.
+
+Models are loaded on a thread when a worker starts for them alone. Beam sets a step up with its first bundle. By then
+other workers have started, read and prepared elements, while the device would have had nothing to do for seconds.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
 import pickle
 import sys
+import threading
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from apache_beam.internal import cloudpickle_pickler
+from apache_beam.internal import cloudpickle_pickler, pickler
 from apache_beam.internal.cloudpickle import cloudpickle
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.typehints.schema_registry import SCHEMA_REGISTRY
 from apache_beam.typehints.schemas import LogicalType
 
-__all__ = ["FILE_VARIABLE", "define", "load", "load_in_spawned", "save", "send_by_value"]
+from luminosity.core import LOADS_MODELS
+
+__all__ = [
+    "FILE_VARIABLE",
+    "define",
+    "load",
+    "load_in_spawned",
+    "save",
+    "save_models",
+    "send_by_value",
+    "start_loading",
+]
 
 _LOGGER = logging.getLogger(__name__)
-
 FILE_VARIABLE = "LUMINOSITY_MAIN_CLASSES"  # the file of classes, for processes that a worker spawns
-
 _MAIN = "__main__"
 _SPAWNED_MAIN = "__mp_main__"
 _SPAWNED_MODULE = "luminosity.engine.workers.spawned_main"
@@ -166,3 +183,45 @@ def _is_replaced(row_type: type) -> bool:
     if row_type.__module__ != "__main__" or row_type.__qualname__ != row_type.__name__:
         return False
     return vars(sys.modules["__main__"]).get(row_type.__name__, row_type) is not row_type
+
+
+def save_models(path: str, stages: Iterable[Iterable[beam_runner_api_pb2.PTransform]], *, is_device: bool) -> bool:
+    """Write the DoFns of a pool's stages that load models to the private file ``path``.
+
+    Returns False, and writes nothing, if there are none, or if the pool has no device and a stage without a model: its
+    workers may never need the models.
+    """
+    found = [[_dofn(transform) for transform in stage if _loads_models(transform)] for stage in stages]
+    payloads = [payload for stage in found for payload in stage] if is_device or all(found) else []
+    if payloads:
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            pickle.dump(payloads, file)
+    return bool(payloads)
+
+
+def _loads_models(transform: beam_runner_api_pb2.PTransform) -> bool:
+    return LOADS_MODELS in transform.annotations and transform.spec.urn == common_urns.primitives.PAR_DO.urn
+
+
+def _dofn(transform: beam_runner_api_pb2.PTransform) -> bytes:
+    return beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload).do_fn.payload
+
+
+def start_loading(path: str) -> None:
+    """Call ``load_ahead`` of the DoFns in a file that :func:`save_models` wrote, on a thread. Does not wait."""
+    threading.Thread(target=_load_models, args=(path,), name="luminosity-load-ahead", daemon=True).start()
+
+
+def _load_models(path: str) -> None:
+    gc.disable()  # libraries make little garbage while they are imported; looking for it takes a tenth of the time
+    try:
+        with open(path, "rb") as file:
+            payloads = pickle.load(file)
+        for payload in payloads:
+            pickler.loads(payload)[0].load_ahead()
+    except Exception:
+        # The same error arises when Beam sets the step up, and is reported then with the step's name.
+        _LOGGER.debug("could not load models ahead of the first element", exc_info=True)
+    finally:
+        gc.freeze()  # imported objects stay: later collections need not look at them
+        gc.enable()

@@ -18,10 +18,10 @@ from apache_beam.transforms.window import BoundedWindow, GlobalWindows
 from apache_beam.utils.windowed_value import PaneInfoTiming, WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
+from luminosity.engine.data.complete_side_input import SideInputData
+from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes
 from luminosity.engine.data.saved_rows import BlockRows, Changes, SavedRows, SingleRow
-from luminosity.engine.data.sides.complete_side_input import SideInputData
-from luminosity.engine.data.watermarks import MAX, MIN
 from luminosity.engine.data.world import Clock
 from luminosity.engine.plan.codecs import ElementCodec
 from luminosity.engine.spill.files import Chunk, MemoryChunk
