@@ -29,10 +29,10 @@ from luminosity.events import (
     WorkerView,
 )
 from luminosity.runs import recorder as recorder_module
-from luminosity.runs.follow import Follower
 from luminosity.runs.journal import path_beside
 from luminosity.runs.recorder import Recorder
 from luminosity.runs.records import Damaged, Record, load, path_of
+from luminosity.runs.subscribers import Follower
 from luminosity.runs.thinning import Happenings, Samples, Thinned
 
 RUN = "20260101T000000-abcdef"

@@ -22,9 +22,8 @@ from luminosity.errors import LuminosityError, OptionError
 from luminosity.runs import records
 from luminosity.runs.manifest import manifest as manifests
 from luminosity.runs.manifest import surroundings
-from luminosity.runs.manifest.differences import compare_files, compare_packages, compare_places
 from luminosity.runs.manifest.files import files_of, is_local
-from luminosity.runs.manifest.manifest import Manifest
+from luminosity.runs.manifest.manifest import Manifest, compare_files, compare_packages, compare_places
 from luminosity.runs.manifest.masking import mask_words
 from luminosity.runs.manifest.places import Place, Sealed, seal
 from luminosity.runs.views import words

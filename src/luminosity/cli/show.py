@@ -16,7 +16,7 @@ from luminosity.cli.common.output import output_console
 from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
 from luminosity.runs.manifest.manifest import load
 from luminosity.runs.records import Record, find
-from luminosity.runs.views import inference, kafka, words
+from luminosity.runs.views import step_lines, words
 from luminosity.runs.views.plain import summary
 
 __all__ = ["add_to", "show"]
@@ -83,10 +83,10 @@ def show(record: Record, as_json: bool = False) -> int:
         console.print(Text(f"{record.started.title}  {_unfinished(record)}", style="bold"))
         for version in dict.fromkeys(words.model_version(each) for each in record.started.models):
             console.print(Text(f"version {version}"))
-        for view in kafka.of(record.last) if record.last is not None else ():
-            console.print(Text(f"kafka {kafka.sentence(view)}"))
-        for view in inference.of(record.last) if record.last is not None else ():
-            console.print(Text(f"model {inference.sentence(view)}"))
+        for view in step_lines.kafka_of(record.last) if record.last is not None else ():
+            console.print(Text(f"kafka {step_lines.sentence(view)}"))
+        for view in step_lines.models_of(record.last) if record.last is not None else ():
+            console.print(Text(f"model {step_lines.sentence(view)}"))
     console.print()
     console.print(_stages(record))
     happened = [text for event in record.happenings if (text := _happening(event))]

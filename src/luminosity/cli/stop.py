@@ -12,9 +12,9 @@ from typing import Any
 from luminosity.cli.common.exits import FAILED, fail
 from luminosity.cli.common.options import add_folder_option, chosen_folder
 from luminosity.errors import RecordError
-from luminosity.runs import requests
+from luminosity.runs import journal
+from luminosity.runs.journal import Action
 from luminosity.runs.records import Record, find
-from luminosity.runs.requests import Action
 from luminosity.runs.views import words
 
 __all__ = ["add_to", "end", "end_by_checkpoint"]
@@ -113,7 +113,7 @@ def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
             f"run {run_id} has no --checkpoint_dir, and a drain continues a run from its checkpoint",
             fix="end it with `lum stop`; it is cancelled then",
         )
-    requests.send(folder, run_id, action)
+    journal.send(folder, run_id, action)
     _tell(f"{_DOING[action]} run {run_id} ({record.started.title})")
     record = _wait_for_end(folder, run_id, action, timeout_s)
     if record.state == "running":
@@ -137,7 +137,7 @@ def end_by_checkpoint(folder: str, action: Action, timeout_s: float) -> int:
             f"no run uses {folder}, expected one that runs; its last run is {found.state}",
             fix="list the runs with `lum runs`",
         )
-    requests.send(Path(folder), requests.IN_CHECKPOINT, action)
+    journal.send(Path(folder), journal.IN_CHECKPOINT, action)
     _tell(f"{_DOING[action]} the run in {folder} ({found.pipeline})")
     began = told = time.monotonic()
     while is_at_work(folder):

@@ -87,8 +87,8 @@ def ui(parsed: argparse.Namespace) -> int:
     for module in ("starlette", "uvicorn"):
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices
-    from luminosity.operate.page.access import Access, address, bind
     from luminosity.operate.page.app import Sources, serve_page
+    from luminosity.operate.web_server import Access, address, bind
 
     if folder.is_dir() and (said := who_else_writes(folder)):
         print(
@@ -122,7 +122,7 @@ def _existing(paths: Sequence[str]) -> Sequence[str]:
 
 
 def _token(folder: Path) -> str:
-    from luminosity.operate.page.access import TOKEN_FILE, token_of
+    from luminosity.operate.web_server import TOKEN_FILE, token_of
 
     try:
         return token_of(folder)

@@ -33,14 +33,14 @@ from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
 from luminosity.events import MachineInfo, MemoryUse, Subscriber
+from luminosity.runs.journal import Action, RequestWatcher
 from luminosity.runs.manifest.places import Effects
 from luminosity.runs.manifest_writer import manifest_writer
 from luminosity.runs.recorder import recorder
-from luminosity.runs.requests import Action, RequestWatcher
 from luminosity.runs.sampling import Sampler
 from luminosity.runs.subscribers import EventStream
 from luminosity.runs.views import live
-from luminosity.runs.views.notebook import kept_events
+from luminosity.runs.views.live import kept_events
 
 if TYPE_CHECKING:
     from luminosity.engine.cluster.driver.session import Session

@@ -1,17 +1,26 @@
-"""Runs web applications: the listening socket, and a clean shutdown."""
+"""A web server on this machine: its socket and shutdown, its address, and who may read it by token or cookie."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
 import socket
-from collections.abc import Callable
+import stat
+import time
+from collections.abc import Callable, Iterable
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Any
 
 from luminosity.errors import OptionError
 from luminosity.extras import require
 
-__all__ = ["listen", "serve", "url_of"]
-
+__all__ = ["TOKEN_FILE", "Access", "address", "bind", "is_loopback", "listen", "serve", "token_of", "url_of"]
 _BACKLOG = 2048  # connections that wait to be accepted, as uvicorn's default
 _GRACE_S = 10  # how long a shutdown waits for requests that are being handled
 _KEEP_ALIVE_S = 75  # longer than a pipeline pauses between two requests
@@ -77,3 +86,144 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         started()
         server.run(sockets=[listener])
+
+
+TOKEN_FILE = "ui-token"  # in the folder of records
+_TOKEN_BYTES = 32
+_ONCE_S = 60.0  # a browser has started by then
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")  # what 32 bytes are in URL-safe base64
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(?::\d{1,5})?")
+
+
+class Access:
+    """Decides who may read: a request needs the token, or the cookie that a request with the token gets.
+
+    The cookie is not the token: a server on another port of this machine, which browsers send cookies to as well, can't
+    find the token from it. Its name contains the port, so that several servers keep their cookies apart.
+    """
+
+    def __init__(self, token: str, port: int) -> None:
+        self._token = token.encode()
+        self._once: dict[str, float] = {}  # tokens that count once, and until when
+        self.cookie_name = f"luminosity-ui-{port}"
+        self.cookie_value = hmac.new(self._token, f"cookie {port}".encode(), hashlib.sha256).hexdigest()
+
+    def once(self) -> str:
+        """Return a token that counts once, within a minute: every user of this machine can see a browser's words."""
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._once[token] = time.monotonic() + _ONCE_S
+        return token
+
+    def is_token(self, given: str) -> bool:
+        """Return whether ``given`` is the token, or one that counts once. Takes equally long for all wrong ones."""
+        if time.monotonic() < self._once.pop(given, 0.0):
+            return True
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+    def has_cookie(self, headers: Iterable[str]) -> bool:
+        """Return whether the ``Cookie`` headers of a request hold the cookie."""
+        for header in headers:
+            jar: SimpleCookie = SimpleCookie()
+            with contextlib.suppress(CookieError):
+                jar.load(header)
+            given = jar[self.cookie_name].value if self.cookie_name in jar else ""
+            if hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode()):
+                return True
+        return False
+
+    def has_bearer(self, header: str) -> bool:
+        """Return whether an ``Authorization`` header holds the token, as Prometheus sends it."""
+        scheme, _, given = header.partition(" ")
+        return scheme.lower() == "bearer" and self.is_token(given.strip())
+
+    @property
+    def set_cookie(self) -> str:
+        """The header that gives a browser the cookie: scripts can't read it, and requests of other sites lack it."""
+        return f"{self.cookie_name}={self.cookie_value}; Path=/; HttpOnly; SameSite=Strict"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the value of a ``Host`` header, or of ``--host``, names this machine by its loopback address.
+
+    Another name that leads here would let a page of that name read this one (DNS rebinding).
+
+    >>> is_loopback("127.0.0.1:4747"), is_loopback("localhost"), is_loopback("[::1]:80"), is_loopback("::1")
+    (True, True, True, True)
+    >>> is_loopback("example.org"), is_loopback("localhost.example.org:4747"), is_loopback("0.0.0.0"), is_loopback("")
+    (False, False, False, False)
+    """
+    match = _HOST.fullmatch(host)
+    name = match["name"].strip("[]") if match else host
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def token_of(folder: Path) -> str:
+    """Return the token in the folder of records, and make one if there is none that only this user can read.
+
+    The token outlives the server, so that open pages and Prometheus can connect again. Raises ``OSError`` if it can't
+    be kept.
+    """
+    path = folder / TOKEN_FILE
+    with contextlib.suppress(FileNotFoundError):
+        found = _private_text(path)
+        if _TOKEN.fullmatch(found):
+            return found
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    unfinished = folder / f"{TOKEN_FILE}.{os.getpid()}.unfinished"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(token)
+    os.replace(unfinished, path)
+    return token
+
+
+def _private_text(path: Path) -> str:
+    """Return what a file holds, or an empty string if another user can read it, or could have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return ""  # a link, or a file of another user: it is replaced
+    with open(descriptor, errors="replace") as file:
+        status = os.fstat(descriptor)
+        is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+        return file.read(100).strip() if is_private else ""
+
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 4747
+_LAST_PORT = 65_535
+
+
+def bind(host: str = DEFAULT_HOST, port: int | None = None) -> socket.socket:
+    """Return a listener on a loopback address. Without a port, it takes the usual one, or a free one if that is taken.
+
+    Raises :class:`OptionError` if the host is not this machine's loopback, or if the port is taken.
+    """
+    if not is_loopback(host) or (":" in host and host.count(":") == 1):
+        raise OptionError(
+            f"--host={host}: found an address that other machines can reach, expected localhost, 127.0.0.1 or ::1; the "
+            "page shows what your code logs and how it fails, and is not encrypted",
+            fix=f"to open it elsewhere, forward the port: ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} THIS_MACHINE",
+        )
+    if port is not None and not 0 <= port <= _LAST_PORT:
+        raise OptionError(f"--port={port}: expected a number from 0 to {_LAST_PORT}")
+    host = host.strip("[]")
+    if port is not None:
+        return listen(host, port)
+    try:
+        return listen(host, DEFAULT_PORT)
+    except OptionError:
+        return listen(host, 0)
+
+
+def address(listener: socket.socket, token: str) -> str:
+    """Return the address that opens the page, with the token."""
+    return f"{url_of(listener)}/runs?token={token}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from luminosity._shared.shared_folders import who_else_writes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
-from luminosity.runs import records, requests
+from luminosity.runs import journal, records
 from luminosity.runs.journal import NUMBER, JournalWriter, path_beside
 from luminosity.runs.manifest import manifest as manifests
 from luminosity.runs.manifest.masking import mask_text
@@ -41,7 +41,7 @@ _UNFINISHED = ".unfinished"
 _UNFINISHED_FOR_S = 3600.0  # no write takes this long: its process was killed
 
 
-def recorder(run_dir: str | None, on_request: Callable[[requests.Action], None] | None = None) -> Subscriber | None:
+def recorder(run_dir: str | None, on_request: Callable[[journal.Action], None] | None = None) -> Subscriber | None:
     """Return a recorder that writes to the folder of ``--run_dir``, or None if runs are not recorded.
 
     ``on_request`` is called on the thread of the recorder if another process asks the run for something.
@@ -65,10 +65,10 @@ class Recorder:
     once and stops; the run goes on. The recorder also looks for requests of other processes beside the record.
     """
 
-    def __init__(self, folder: Path, on_request: Callable[[requests.Action], None] | None = None) -> None:
+    def __init__(self, folder: Path, on_request: Callable[[journal.Action], None] | None = None) -> None:
         self._folder = folder
         self._on_request = on_request
-        self._requests: requests.RequestFile | None = None
+        self._requests: journal.RequestFile | None = None
         self._path = folder
         self._journal: JournalWriter | None = None
         self._content: dict[str, Any] = {}
@@ -153,7 +153,7 @@ class Recorder:
         _warn_of_others(self._folder)
         _prune(self._folder)
         self._path = records.path_of(self._folder, event.run)
-        self._requests = requests.RequestFile(self._folder, event.run)
+        self._requests = journal.RequestFile(self._folder, event.run)
         self._content = {
             "format": records.FORMAT,
             "process": records.this_process(),
@@ -193,7 +193,7 @@ class Recorder:
 
 def _prune(folder: Path) -> None:
     """Remove the oldest records, to make room for one more, and files that a killed run left."""
-    requests.remove_old(folder)
+    journal.remove_old(folder)
     for run_id in _old_runs(folder):
         record = records.path_of(folder, run_id)
         for path in (record, manifests.path_of(folder, run_id), path_beside(record)):

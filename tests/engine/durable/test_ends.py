@@ -22,7 +22,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from luminosity.cli import stop
 from luminosity.cli.main import main
 from luminosity.errors import CheckpointError, OptionError, RecordError
-from luminosity.runs import records, requests
+from luminosity.runs import journal, records
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, start
 
@@ -242,7 +242,7 @@ def test_another_process_ends_a_run_that_has_no_record(tmp_path: Path, capsys: p
     )
     with pytest.raises(RecordError, match=r"no run uses .*; its last run is stopped"):
         stop.end_by_checkpoint(str(checkpoint), "drain", 60)
-    requests.send(checkpoint, requests.IN_CHECKPOINT, "stop")  # it came too late, and is not for the next start
+    journal.send(checkpoint, journal.IN_CHECKPOINT, "stop")  # it came too late, and is not for the next start
 
     before = len(notes(tmp_path / "numbers"))
     result = start(counting(tmp_path), *options)

@@ -36,7 +36,7 @@ from luminosity.events import (
     from_json,
     to_json,
 )
-from luminosity.runs.views import inference
+from luminosity.runs.views import step_lines
 from luminosity.runs.views.frame import frame
 from luminosity.runs.views.plain import line, summary
 from tests.runners import IS_REFERENCE, finished, flags
@@ -105,7 +105,7 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     run, end = events[0], events[-1]
     assert isinstance(run, RunStarted)
     assert isinstance(end, RunEnded)
-    (view,) = inference.of(end.last)
+    (view,) = step_lines.models_of(end.last)
     assert view.step == "Embed/Infer"
     assert (view.inferences, view.batches) == (20 * 41, 20)
     assert (view.useful_cost, view.padded_cost, view.budget_cost) == (1880, 2000, 2160)
@@ -135,8 +135,8 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
 def test_models_of_one_step_are_told_apart() -> None:
     end = events_of_a_run("--run_dir=off", models=("mood", "semantic"))[-1]
     assert isinstance(end, RunEnded)
-    assert [view.step for view in inference.of(end.last)] == ["Embed/Infer mood", "Embed/Infer semantic"]
-    assert {view.inferences for view in inference.of(end.last)} == {20 * 41}
+    assert [view.step for view in step_lines.models_of(end.last)] == ["Embed/Infer mood", "Embed/Infer semantic"]
+    assert {view.inferences for view in step_lines.models_of(end.last)} == {20 * 41}
 
 
 def test_each_load_is_reported_once() -> None:
@@ -215,13 +215,13 @@ def test_a_line_of_a_model_fits_and_is_never_cut_within_a_word(width: int) -> No
     text = text_of(frame(run, snapshot, width, 24), width)
     (of_model,) = (row for row in text.splitlines() if row.startswith("model "))
     said = of_model.removeprefix("model Embed/Infer: ").split(" · ")
-    assert said == inference.parts(VIEW)[: len(said)]
+    assert said == step_lines.parts(VIEW)[: len(said)]
     assert len(of_model) <= width
     assert "padding 6%" in of_model
 
 
 def test_all_of_it_is_said_where_there_is_room() -> None:
-    assert inference.line(VIEW, 200) == f"model Embed/Infer: {_WORDS} · device 87% busy · {_TIMES}"
+    assert step_lines.line(VIEW, 200) == f"model Embed/Infer: {_WORDS} · device 87% busy · {_TIMES}"
 
 
 def test_many_models_leave_room_for_the_stages() -> None:
@@ -237,24 +237,24 @@ def test_a_plain_line_says_the_most_important() -> None:
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    assert inference.parts(InferenceView("Infer", batches=3)) == ["batches"]
-    assert inference.parts(InferenceView("Infer", 3, 2, out_of_memory=1)) == ["batches 1.5 rows", "out of memory once"]
+    assert step_lines.parts(InferenceView("Infer", batches=3)) == ["batches"]
+    assert step_lines.parts(InferenceView("Infer", 3, 2, out_of_memory=1)) == ["batches 1.5 rows", "out of memory once"]
 
 
 def test_only_an_accelerator_is_called_a_device() -> None:
-    words = [inference.parts(replace(VIEW, runs_on=place))[2] for place in ("device", "worker", "server", "")]
+    words = [step_lines.parts(replace(VIEW, runs_on=place))[2] for place in ("device", "worker", "server", "")]
     computes = "computes 87% of the time"
     assert words == ["device 87% busy", computes, "requests in flight 87% of the time", computes]
 
 
 def test_trouble_comes_first() -> None:
     view = replace(VIEW, runs_on="server", requests=500, retries=90, throttled=1, retry_wait_seconds=45.0, cut_texts=7)
-    assert inference.parts(view)[:2] == [
+    assert step_lines.parts(view)[:2] == [
         "90 of 500 requests sent again (1 time the server asked to send less), 0.5 s wait each",
         "7 of 410 texts cut at max_new_tokens",
     ]
     refused = InferenceView("Infer", runs_on="server", requests=3, retries=2, worker_seconds=1.0)
-    assert inference.parts(refused) == ["2 of 3 requests sent again, 0.0 s wait each"]
+    assert step_lines.parts(refused) == ["2 of 3 requests sent again, 0.0 s wait each"]
 
 
 def test_the_time_from_the_first_begin_to_the_last_end() -> None:

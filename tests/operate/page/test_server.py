@@ -19,10 +19,10 @@ from luminosity.events import BundleRetried, LogMessage, RunEnded, Snapshot, Sta
 from luminosity.operate.cost.prices import load_prices
 from luminosity.operate.page import app as page_app
 from luminosity.operate.page import event_stream
-from luminosity.operate.page.access import TOKEN_FILE, Access, bind, token_of
 from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.event_stream import Streams
 from luminosity.operate.page.run_data import RunFiles
+from luminosity.operate.web_server import TOKEN_FILE, Access, bind, token_of
 from luminosity.runs.recorder import Recorder
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings, snapshot
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from luminosity.operate.page.access import TOKEN_FILE, Access
+from luminosity.operate.web_server import TOKEN_FILE, Access
 from luminosity.runs.recorder import Recorder
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings
 from tests.processes import wait_for
@@ -142,7 +142,7 @@ def test_the_page_beside_a_run_ends_with_it(tmp_path: Path, is_killed: bool) -> 
         server = Server(process, int(match[1]), token)
         assert server.ask("/api/runs", Cookie=server.cookie).status == 200
         children = psutil.Process(process.pid).children()
-        (page,) = [each for each in children if "luminosity.operate.page" in each.cmdline()]
+        (page,) = [each for each in children if "luminosity.operate.page.beside" in each.cmdline()]
         assert token not in " ".join(page.cmdline())
         assert token not in page.environ().values()
         if is_killed:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from luminosity.errors import LuminosityError
-from luminosity.runs.manifest.differences import describe
 from luminosity.runs.manifest.files import files_of, is_local
+from luminosity.runs.manifest.manifest import describe
 from luminosity.runs.manifest.places import Place, Sealed, base_of, seal
 
 __all__ = ["Outcome", "compare_outputs", "compare_reads"]

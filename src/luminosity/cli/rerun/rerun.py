@@ -21,9 +21,8 @@ from luminosity.cli.rerun.redirect import Redirected, copy_inputs, redirect, wit
 from luminosity.errors import Fix, OptionError, RecordError
 from luminosity.runs import records
 from luminosity.runs.manifest import manifest as manifests
-from luminosity.runs.manifest.differences import Difference, differences_from_now
 from luminosity.runs.manifest.files import is_local
-from luminosity.runs.manifest.manifest import Manifest
+from luminosity.runs.manifest.manifest import Difference, Manifest, differences_from_now
 from luminosity.runs.manifest.places import Sealed
 
 __all__ = ["add_to"]

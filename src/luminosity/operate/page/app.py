@@ -23,13 +23,11 @@ from starlette.routing import Route
 
 from luminosity.errors import MissingExtra
 from luminosity.operate.cost.prices import load_prices
-from luminosity.operate.page.access import Access, is_loopback
-from luminosity.operate.page.drift_data import DriftFiles
 from luminosity.operate.page.event_stream import EventStream, Streams
 from luminosity.operate.page.replies import HEADERS, REPORT_CSP, Packed, error, json_reply, reply
-from luminosity.operate.page.run_data import Run, RunFiles
+from luminosity.operate.page.run_data import DriftFiles, Run, RunFiles
 from luminosity.operate.prometheus.exporter import Exporter
-from luminosity.operate.web_server import serve
+from luminosity.operate.web_server import Access, is_loopback, serve
 from luminosity.runs.records import RUN_ID, Damaged
 
 __all__ = ["FOLDER", "Sources", "app_of", "serve_page"]

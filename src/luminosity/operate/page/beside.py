@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from luminosity.extras import check
-from luminosity.operate.page.access import TOKEN_FILE, address, bind, token_of
+from luminosity.operate.web_server import TOKEN_FILE, address, bind, token_of
 
-__all__ = ["PageBeside"]
+__all__ = ["PageBeside", "main"]
 
 _END_TIMEOUT_S = 5.0
+_NICE = 10  # the run comes first
+_LOOK_S = 1.0  # how often to look for the parent if the system does not tell when it ends
 
 
 class PageBeside:
@@ -38,7 +45,7 @@ class PageBeside:
             self.address = address(listener, token)
             settings = {"folder": str(folder.absolute()), "token": token, "listener": listener.fileno()}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "luminosity.operate.page"],
+                [sys.executable, "-m", "luminosity.operate.page.beside"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
@@ -67,3 +74,40 @@ class PageBeside:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def main() -> None:
+    """Serve in the child process until its parent ends it, or has ended itself.
+
+    It gets its settings on standard input, and its listening socket from its parent.
+    """
+    os.nice(_NICE)
+    # Only now: the imports take half a second of a core.
+    from luminosity.operate.page.app import Sources, serve_page
+
+    settings = json.load(sys.stdin)
+    _end_with(settings["parent"])
+    with socket.socket(fileno=settings["listener"]) as listener:
+        serve_page(Sources(Path(settings["folder"])), settings["token"], listener, lambda _: None)
+
+
+def _end_with(parent: int) -> None:
+    """Send this process SIGTERM as soon as its parent, process ``parent``, has ended."""
+    threading.Thread(target=_wait_for_end, args=(parent,), name="parent", daemon=True).start()
+
+
+def _wait_for_end(parent: int) -> None:
+    try:
+        descriptor = os.pidfd_open(parent)
+    except (AttributeError, OSError):
+        descriptor = None  # an old kernel, or the parent has ended already
+    while os.getppid() == parent:  # not before: its number may belong to another process by now
+        if descriptor is None:
+            time.sleep(_LOOK_S)
+        else:
+            select.select([descriptor], [], [])  # readable when the process has ended
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

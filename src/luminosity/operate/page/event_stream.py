@@ -12,7 +12,7 @@ from luminosity.errors import RecordError
 from luminosity.events import Event, to_json
 from luminosity.operate.page.replies import json_bytes
 from luminosity.operate.page.run_data import Run, RunFiles
-from luminosity.runs.follow import Follower
+from luminosity.runs.subscribers import Follower
 
 __all__ = ["EventStream", "Streams"]
 

@@ -5,7 +5,10 @@ A record is JSON already. It is passed on as it is, because turning a large reco
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from luminosity.drift.watch.page_data import default_histories, drift_data
+from luminosity.drift.watch.state import state_file
 from luminosity.engine.explain.layout import Gaps, Link, Size, lay_out
 from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
@@ -24,7 +29,7 @@ from luminosity.operate.page.replies import Packed, json_bytes
 from luminosity.runs import records
 from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
-__all__ = ["FOREVER", "KeptResults", "Run", "RunFiles"]
+__all__ = ["FOREVER", "DriftFiles", "KeptResults", "Run", "RunFiles"]
 FOREVER = float("inf")
 V = TypeVar("V")
 
@@ -68,13 +73,11 @@ _MOST_SHARE = 0.01  # of a core, for the line about a run whose record is large
 _LIVE_RUN_S = 0.5
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 Content = dict[str, Any]
-
 _BOX = {"width": 194, "height": 50}  # of a stage in the graph, in pixels
 _DIRECTIONS = {
     "down": (_BOX["width"], _BOX["height"], Gaps(boxes=24, links=12, least_drop=34, most_drop=34, ports=0)),
     "right": (_BOX["height"], _BOX["width"], Gaps(boxes=16, links=12, least_drop=46, most_drop=46, ports=0)),
 }
-
 # The columns of the page's tables that show a number of a view as it is.
 _NUMBERS = {
     name: [asdict(each) for each in numbers_of(view) if each.title]
@@ -288,3 +291,71 @@ def _elements(stages: list[Content], state: str, is_stream: bool) -> tuple[int, 
 
 def _count(events: Iterable[Content], kind: str) -> int:
     return sum(event["event"] == kind for event in events)
+
+
+_REPORT = "/api/drift/report"
+_MOST_BYTES = 50_000_000  # of a report
+
+
+class DriftFiles:
+    """Histories of drift: those in the default folder, and those that the user names.
+
+    Only reports that a history names can be read: they are asked for by a digest of their path, which is looked up.
+    """
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        self._paths = [os.path.abspath(path) for path in paths]
+        self._lock = threading.Lock()
+        self._versions: dict[str, tuple[FileVersion | None, FileVersion | None]] | None = None
+        self._content = Packed(b"")
+        self._reports: dict[str, str] = {}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files of the histories that there are now."""
+        return tuple(dict.fromkeys([*self._paths, *default_histories()]))
+
+    def data(self) -> Packed:
+        """Return the series of all histories, with the address of the report behind each point, and the alerts."""
+        with self._lock:
+            self._look()
+            return self._content
+
+    def report(self, digest: str) -> bytes | None:
+        """Return a report, or None if no history names it, or if it is gone."""
+        with self._lock:
+            self._look()
+            path = self._reports.get(digest)
+        if path is None:
+            return None
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return None
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            is_page = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES
+            return file.read(_MOST_BYTES) if is_page else None
+
+    def _look(self) -> None:
+        """Read the histories again if a file has changed."""
+        paths = self.paths
+        versions = {path: (version_of(path), version_of(state_file(path))) for path in paths}
+        if versions == self._versions:
+            return
+        found = drift_data(paths)
+        reports: dict[str, str] = {}
+        for row in [row for series in found["histories"] for row in series["rows"]] + found["alerts"]:
+            row["report"] = _address(row, reports)
+        self._versions, self._reports = versions, reports
+        self._content = Packed(json_bytes(found))
+
+
+def _address(row: dict[str, Any], reports: dict[str, str]) -> str | None:
+    """Return the address of a row's report, which is added to ``reports``; None if it has none."""
+    path = row.get("report")
+    if not path or not os.path.isabs(path) or not path.lower().endswith((".html", ".htm")):
+        return None
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()
+    reports[digest] = path
+    return f"{_REPORT}?id={digest}"

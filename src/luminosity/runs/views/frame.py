@@ -12,7 +12,7 @@ from rich.text import Text
 
 from luminosity._shared.text import format_bytes
 from luminosity.events import DeviceView, NodeView, PoolView, RunStarted, Snapshot, StageView, Status, StreamView
-from luminosity.runs.views import inference, kafka, words
+from luminosity.runs.views import step_lines, words
 
 __all__ = ["frame"]
 
@@ -81,8 +81,8 @@ def frame(run: RunStarted, snapshot: Snapshot, width: int, height: int) -> Group
     """Return a frame that fits into ``width`` columns and ``height`` lines. The last line is left for the cursor."""
     resources = [
         *_stalls(snapshot.stages),
-        *kafka.lines(kafka.of(snapshot), width, _MOST_KAFKA),
-        *inference.lines(inference.of(snapshot), width, _MOST_MODELS),
+        *step_lines.lines(step_lines.kafka_of(snapshot), width, _MOST_KAFKA),
+        *step_lines.lines(step_lines.models_of(snapshot), width, _MOST_MODELS),
         *_resources(snapshot, width),
     ]
     room = max(1, height - len(resources) - 5)  # title, column heads, a line for those left out, memory, the cursor

@@ -14,7 +14,7 @@ from rich.text import Text
 from luminosity._shared.kafka_metrics import KafkaMetrics
 from luminosity._shared.text import format_bytes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, StageView
-from luminosity.runs.views import inference, kafka, words
+from luminosity.runs.views import step_lines, words
 
 __all__ = ["PlainView", "line", "summary"]
 
@@ -53,8 +53,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     for stage in streams[-_STREAMS:]:
         parts = words.stream_parts(stage, seconds=ended.seconds)
         table.add_row("stream", Text(f"{labels[stage.id]}: {' · '.join(parts)}"))
-    for view in kafka.of(last):
-        table.add_row("kafka", Text(kafka.sentence(view)))
+    for view in step_lines.kafka_of(last):
+        table.add_row("kafka", Text(step_lines.sentence(view)))
     for pool in last.pools:
         use = f"{words.percent(pool.busy_fraction)} busy, {words.duration(pool.busy_seconds)} of work"
         table.add_row("pool", Text(f"{pool.name}: {use}"))
@@ -64,8 +64,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("cluster", Text(words.nodes(run.machine.nodes)))
     for version in dict.fromkeys(words.model_version(each) for each in run.models):
         table.add_row("version", Text(version))
-    for view in inference.of(last):
-        table.add_row("model", Text(inference.sentence(view)))
+    for view in step_lines.models_of(last):
+        table.add_row("model", Text(step_lines.sentence(view)))
     table.add_row("memory", Text(", ".join(_memory(ended))))
     slowest = sorted((s for s in last.stages if s.busy_seconds > 0), key=lambda s: s.busy_seconds, reverse=True)
     named = [f"{labels[s.id]} {words.duration(s.busy_seconds)}" for s in slowest[:_SLOWEST]]
@@ -209,9 +209,9 @@ def _stage(label: str, stage: StageView) -> str:
     ):
         parts.append(words.status(stage, _LABEL_CHARACTERS))
     if len(stage.inference) == 1:  # figures of several models would need their names: the summary has them
-        parts += inference.parts(stage.inference[0])[:_MOST_OF_MODELS]
+        parts += step_lines.parts(stage.inference[0])[:_MOST_OF_MODELS]
     several = len(stage.kafka) > 1
     for view in stage.kafka[:_MOST_OF_KAFKA]:
-        said = kafka.parts(view)[: 1 if several else _MOST_OF_KAFKA]
+        said = step_lines.parts(view)[: 1 if several else _MOST_OF_KAFKA]
         parts += [f"{view.kind} {part}" for part in said] if several else said
     return ", ".join(parts)
