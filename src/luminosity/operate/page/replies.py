@@ -1,19 +1,39 @@
-"""Replies of the server: JSON, packed if it is large, errors, and the headers of every reply."""
+"""Replies of the server: JSON, packed if it is large, errors, headers; and results that are kept for later replies."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-__all__ = ["CSP", "HEADERS", "REPORT_CSP", "Packed", "error", "json_bytes", "json_reply", "reply"]
+from luminosity.runs.records import FileVersion, version_of
 
+__all__ = [
+    "CSP",
+    "FOREVER",
+    "HEADERS",
+    "REPORT_CSP",
+    "KeptResults",
+    "Packed",
+    "error",
+    "json_bytes",
+    "json_reply",
+    "reply",
+]
+
+FOREVER = float("inf")
+V = TypeVar("V")
 _PACK_FROM = 16_000  # bytes; smaller bodies are sent faster than they are packed
 _PACK_LEVEL = 3  # on the loopback, time counts more than size
 
@@ -93,3 +113,35 @@ def _without_nan(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_without_nan(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+class KeptResults(Generic[V]):
+    """The results of a function of a file, up to a number of them; the one unused for longest goes first.
+
+    May be used on several threads.
+    """
+
+    def __init__(self, make: Callable[[Path], tuple[V, float]], most: int) -> None:
+        """``make`` returns a result for a file, and for how many seconds it counts if the file does not change."""
+        self._make = make
+        self._most = most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Path, tuple[FileVersion, float, V]] = OrderedDict()
+
+    def get(self, path: Path) -> V | None:
+        """Return the result for a file, or None if there is no file."""
+        version = version_of(path)
+        if version is None:
+            return None
+        with self._lock:
+            held = self._held.get(path)
+            if held is not None and held[0] == version and time.monotonic() < held[1]:
+                self._held.move_to_end(path)
+                return held[2]
+        value, seconds = self._make(path)
+        with self._lock:
+            self._held[path] = (version, time.monotonic() + seconds, value)
+            self._held.move_to_end(path)
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        return value

@@ -1,4 +1,4 @@
-"""The recorded runs as JSON: a line about each run, and all of one run. Files that have not changed are read once.
+"""Recorded runs and histories of drift as JSON. Files that have not changed are read once.
 
 A record is JSON already. It is passed on as it is, because turning a large record into events and back takes seconds.
 """
@@ -11,12 +11,11 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from luminosity.drift.watch.page_data import default_histories, drift_data
 from luminosity.drift.watch.state import state_file
@@ -25,45 +24,11 @@ from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
-from luminosity.operate.page.replies import Packed, json_bytes
+from luminosity.operate.page.replies import FOREVER, KeptResults, Packed, json_bytes
 from luminosity.runs import records
 from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
-__all__ = ["FOREVER", "DriftFiles", "KeptResults", "Run", "RunFiles"]
-FOREVER = float("inf")
-V = TypeVar("V")
-
-
-class KeptResults(Generic[V]):
-    """The results of a function of a file, up to a number of them; the one unused for longest goes first.
-
-    May be used on several threads.
-    """
-
-    def __init__(self, make: Callable[[Path], tuple[V, float]], most: int) -> None:
-        """``make`` returns a result for a file, and for how many seconds it counts if the file does not change."""
-        self._make = make
-        self._most = most
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Path, tuple[FileVersion, float, V]] = OrderedDict()
-
-    def get(self, path: Path) -> V | None:
-        """Return the result for a file, or None if there is no file."""
-        version = version_of(path)
-        if version is None:
-            return None
-        with self._lock:
-            held = self._held.get(path)
-            if held is not None and held[0] == version and time.monotonic() < held[1]:
-                self._held.move_to_end(path)
-                return held[2]
-        value, seconds = self._make(path)
-        with self._lock:
-            self._held[path] = (version, time.monotonic() + seconds, value)
-            self._held.move_to_end(path)
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
-        return value
+__all__ = ["DriftFiles", "Run", "RunFiles"]
 
 
 _MOST_LINES = 1_000  # a folder keeps 200 runs
@@ -71,6 +36,8 @@ _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed for
 _LIVE_LINE_S = 2.0  # how old the line about a run under way may be
 _MOST_SHARE = 0.01  # of a core, for the line about a run whose record is large
 _LIVE_RUN_S = 0.5
+_REPORT = "/api/drift/report"
+_MOST_BYTES = 50_000_000  # of a report
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 Content = dict[str, Any]
 _BOX = {"width": 194, "height": 50}  # of a stage in the graph, in pixels
@@ -291,10 +258,6 @@ def _elements(stages: list[Content], state: str, is_stream: bool) -> tuple[int, 
 
 def _count(events: Iterable[Content], kind: str) -> int:
     return sum(event["event"] == kind for event in events)
-
-
-_REPORT = "/api/drift/report"
-_MOST_BYTES = 50_000_000  # of a report
 
 
 class DriftFiles:
