@@ -16,7 +16,7 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from luminosity.cli import show
+from luminosity.cli import runs
 from luminosity.cli.common import exits
 from luminosity.cli.enrich.shown import Report, print_report
 from luminosity.cli.main import main
@@ -55,7 +55,7 @@ def test_a_signal_ends_a_command(
     tmp_path: Path,
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(show, "find", lambda *_: kill_and_wait(number))
+    monkeypatch.setattr(runs, "find", lambda *_: kill_and_wait(number))
     script = tmp_path / "script.py"
     script.write_text(f"from tests.cli.test_endings import kill_and_wait\nkill_and_wait({int(number)})\n")
     monkeypatch.setattr(sys, "argv", list(sys.argv))
@@ -81,7 +81,7 @@ def test_a_signal_during_a_garbage_collection_is_not_lost(monkeypatch: pytest.Mo
         finally:
             gc.callbacks.remove(callback)
 
-    monkeypatch.setattr(show, "find", collect)
+    monkeypatch.setattr(runs, "find", collect)
     assert main(["show", "last"]) == 143
 
 

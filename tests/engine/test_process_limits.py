@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from luminosity import LuminosityRunner
-from luminosity.cli import show
+from luminosity.cli import runs
 from luminosity.cli.main import main
 from luminosity.engine import process
 from luminosity.engine.process import (
@@ -89,7 +89,7 @@ def test_a_command_without_memory_ends_with_one_line(
     def find(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(show, "find", find)
+    monkeypatch.setattr(runs, "find", find)
     assert main(["show", "last"]) == 1
     assert capsys.readouterr().err.startswith(
         f"lum show: there is no memory left (MemoryError): a process may use {_LIMIT}"

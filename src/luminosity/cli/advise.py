@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity._shared.text import format_bytes, format_size, list_some, parse_duration
-from luminosity.cli.common.options import add_folder_option, chosen_folder
+from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder
 from luminosity.cli.common.output import json_text, output_console
 from luminosity.errors import OptionError, WriteError
 from luminosity.operate.cost.bill import Bill, money
@@ -64,12 +64,12 @@ _TITLES: dict[Gain, str] = {
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "advise",
-        help="say what a run needed and what it should cost",
-        description="Say what each pool of a run was given, what it used, what to write instead, and what that costs.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "say what a run needed and what it should cost",
+        "Say what each pool of a run was given, what it used, what to write instead, and what that costs.",
+        _EPILOG,
     )
     parser.add_argument("run", metavar="RUN", nargs="+", help="the id of a run, its unique start or end, or last")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")

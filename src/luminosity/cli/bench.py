@@ -17,7 +17,7 @@ from rich.text import Text
 from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import format_bytes
 from luminosity.cli.common.exits import FAILED, interrupted, was_terminated
-from luminosity.cli.common.options import count
+from luminosity.cli.common.options import add_command, count, number
 from luminosity.cli.common.output import output_console
 from luminosity.cli.common.sample_rows import read_rows
 from luminosity.cli.common.table_options import add_csv_options, csv_arguments
@@ -52,13 +52,7 @@ _CLASSES = {"embed": "SentenceEmbedder", "classify": "TextClassifier"}
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
-    parser = commands.add_parser(
-        "bench",
-        help="find the best settings for a model on your data",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "bench", "find the best settings for a model on your data", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
     parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV or lines of text")
     parser.add_argument("--column", metavar="C", help="the column with the examples (default: the only column)")
@@ -139,10 +133,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    seconds = number(text)
     if not 0 < seconds < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds")
     return seconds

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable, shorten
 from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
 from luminosity.errors import LuminosityError, OptionError
@@ -47,13 +48,7 @@ _SMALLEST_P = 1e-16  # smaller p-values are not computed exactly
 
 def add_to(commands: Any) -> None:
     """Add the subcommand ``describe`` to the parser of ``lum``."""
-    parser = commands.add_parser(
-        "describe",
-        help="describe the columns of a table",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "describe", "describe the columns of a table", _DESCRIPTION, _EPILOG)
     parser.add_argument("table", metavar="TABLE", help="the table: a file, a folder or a quoted pattern")
     parser.add_argument("--reference", metavar="TABLE", help="say what changed against this table")
     parser.add_argument(

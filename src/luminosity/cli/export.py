@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import list_some
 from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import output_console
 from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
@@ -65,13 +66,13 @@ _MOST_STEPS = 6  # names of steps in a line
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "export",
+        "check a pipeline for Dataflow, and describe its job",
+        _DESCRIPTION,
+        _EPILOG,
         usage=f"lum export {_DATAFLOW} PIPELINE.py [options] [--out FOLDER]",
-        help="check a pipeline for Dataflow, and describe its job",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_options(parser)
     parser.add_argument(

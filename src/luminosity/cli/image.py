@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from luminosity.cli.common.options import add_command
 from luminosity.errors import InvalidArgument
 
 __all__ = ["add_to", "image"]
@@ -39,13 +40,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
-        "image",
-        help="write the recipe of a container image",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "image", "write the recipe of a container image", _DESCRIPTION, _EPILOG)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the folder to write; it must not exist yet")
     parser.add_argument(
         "pipeline", metavar="PIPELINE", type=Path, nargs="?", help="a script, a YAML file, or the folder of your code"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.common.exits import FAILED, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import json_text
 from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
 from luminosity.errors import LuminosityError, OptionError, PipelineFileError
@@ -49,13 +50,13 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "plan",
+        "show how a pipeline would run",
+        _DESCRIPTION,
+        _EPILOG,
         usage="lum plan PIPELINE.py [options] [--all] [--dot FILE] [--svg FILE] [--json]",
-        help="show how a pipeline would run",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_options(parser)
     parser.add_argument("words", nargs="*", metavar="PIPELINE.py [options]", help="the script, then its options")

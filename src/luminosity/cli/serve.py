@@ -13,6 +13,7 @@ from luminosity._shared import descendants
 from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import parse_size
 from luminosity.cli.common.exits import FAILED, fail, interrupted, was_terminated
+from luminosity.cli.common.options import add_command
 from luminosity.errors import LuminosityError, OptionError
 
 __all__ = ["add_to", "serve"]
@@ -38,13 +39,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's subcommands."""
-    parser = commands.add_parser(
-        "serve",
-        help="put a model behind HTTP",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "serve", "put a model behind HTTP", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
     parser.add_argument("--name", help="the model's name in requests (default: the last part of HANDLER)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: only this machine)")

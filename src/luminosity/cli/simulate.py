@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luminosity._shared.text import did_you_mean, parse_size
-from luminosity.cli.common.options import add_folder_option, chosen_folder, count, number
+from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, count, number
 from luminosity.cli.common.output import output_console
 from luminosity.operate.simulation.workload import AutoscaleRange, PoolOrder
 from luminosity.runs.views import words
@@ -59,13 +59,7 @@ _POOL_FORM = "NAME=WORKERS[:DEVICE][,cores=N][,ram=SIZE][,speed=X][,startup=SECO
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
-        "simulate",
-        help="estimate what a larger run would take",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "simulate", "estimate what a larger run would take", _DESCRIPTION, _EPILOG)
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
     parser.add_argument("--rows", type=rows, metavar="N", help="rows of the simulated run, such as 100M")
     parser.add_argument("--models", type=count, metavar="N", help="models that each row meets")

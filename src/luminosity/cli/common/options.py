@@ -5,10 +5,34 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 from luminosity.errors import RecordError
 
-__all__ = ["add_folder_option", "at_least", "chosen_folder", "count", "fraction", "number", "whole_number"]
+__all__ = [
+    "add_command",
+    "add_folder_option",
+    "at_least",
+    "chosen_folder",
+    "count",
+    "fraction",
+    "number",
+    "whole_number",
+]
+
+
+def add_command(
+    commands: Any, name: str, summary: str, description: str, epilog: str, usage: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a command to the subparsers of ``lum``; its texts are printed as they are written."""
+    return commands.add_parser(
+        name,
+        usage=usage,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def add_folder_option(parser: argparse.ArgumentParser) -> None:

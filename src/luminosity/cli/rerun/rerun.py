@@ -14,7 +14,7 @@ from typing import Any
 
 from luminosity.cli.common.child import run_child
 from luminosity.cli.common.exits import DIFFERENT, FAILED, fail
-from luminosity.cli.common.options import add_folder_option, chosen_folder, number
+from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, number
 from luminosity.cli.common.output import json_text
 from luminosity.cli.rerun.outcome import Outcome, compare_outputs, compare_reads
 from luminosity.cli.rerun.redirect import Redirected, copy_inputs, redirect, with_secrets
@@ -56,13 +56,13 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add this command to the subparsers of ``lum``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "rerun",
+        "do a run again, and compare its outputs",
+        _DESCRIPTION,
+        _EPILOG,
         usage="lum rerun RUN [options] [-- options of the run]",
-        help="do a run again, and compare its outputs",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="the id of a run, its unique start or end, or last")
     parser.add_argument("--into", metavar="DIR", help="a new folder for the outputs (default: rerun-RUN)")
