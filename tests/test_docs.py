@@ -18,6 +18,7 @@ import pytest
 
 from luminosity.cli.main import main
 from tests.docs_pages import REPOSITORY, Page, find_pages, prepare_folder
+from tests.warm import add_command, run_module
 
 PAGES = {page.name: page for page in find_pages()}
 RUNNING = [name for name, page in PAGES.items() if any(block.runs for block in page.blocks)]
@@ -66,19 +67,14 @@ _PAGE_TIMEOUT_S = 280  # less than pytest's limit for a test, so that the page's
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNNING])
-def test_page_runs(name: str, tmp_path: Path) -> None:
+def test_page_runs(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     page = PAGES[name]
     script = prepare_folder(tmp_path, page)
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    done = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_PAGE_TIMEOUT_S,
-        check=False,
-    )
+    commands = tmp_path_factory.mktemp("commands")
+    add_command(commands, "lum", "luminosity.cli.main")
+    path = os.pathsep.join([str(commands), os.path.dirname(sys.executable), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
+    done = run_module(script.name, cwd=tmp_path, env=environment, timeout=_PAGE_TIMEOUT_S)
     if done.returncode:
         pytest.fail(f"{place_of_failure(page, script.name, done.stderr)}\n{done.stderr[-6000:]}", pytrace=False)
     for block in page.blocks:

@@ -1,8 +1,9 @@
-"""Starts commands such as ``lum`` in processes that have Beam imported already.
+"""Starts scripts and commands such as ``lum`` in processes that have Beam imported already.
 
 ``python -m luminosity.cli.main …`` takes two seconds of imports before it does anything. A template process imports
 Beam, pyarrow and this package once, and forks for each command. The fork is a process like any other: it has its own
 arguments, environment, folder, output and exit code, gets signals, and starts its own fork server for workers.
+A command that ``add_command`` writes gets its process from the same template, also if a shell starts it.
 
 Use ``subprocess`` if a test is about the start of a process: what it imports, its limits, or its output's encoding.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["WarmProcess", "run_module"]
+__all__ = ["WarmProcess", "add_command", "run_module"]
 
 # Nothing here starts a thread, which a fork would lose, and nothing here imports an accelerator library.
 _IMPORTED = (
@@ -64,7 +66,10 @@ def run_module(
     input: str = "",
     timeout: float = 280,
 ) -> subprocess.CompletedProcess[str]:
-    """Do what ``python -m module words`` does, wait for its end, and return its exit code and output."""
+    """Do what ``python -m module words`` does, wait for its end, and return its exit code and output.
+
+    A ``module`` that ends with ``.py`` is a script.
+    """
     with (
         tempfile.TemporaryFile("w+") as stdin,
         tempfile.TemporaryFile("w+") as stdout,
@@ -81,6 +86,38 @@ def run_module(
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess([module, *words], code, stdout.read(), stderr.read())
+
+
+# Asks the template for a process, passes signals on to it, and ends as it ends.
+_COMMAND = """#!{python} -IS
+import json, os, signal, socket, sys
+ours, theirs = socket.socketpair()
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+    control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, {request_size})
+    control.connect({address!r})
+    request = dict(module={module!r}, words=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ))
+    socket.send_fds(control, [json.dumps(request).encode()], [0, 1, 2, theirs.fileno()])
+theirs.close()
+with ours.makefile() as answers:
+    pid = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    code = int(answers.readline())
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def add_command(folder: Path, name: str, module: str) -> None:
+    """Write a command that does what ``python -m module`` does. It works as long as this process lives."""
+    _template()
+    command = folder / name
+    command.write_text(
+        _COMMAND.format(python=sys.executable, address=_Template.address, module=module, request_size=_REQUEST_SIZE)
+    )
+    command.chmod(0o755)
 
 
 class WarmProcess:
@@ -163,6 +200,7 @@ class _Template:
 
     connection: socket.socket | None = None
     owner = 0  # a fork of this process starts its own
+    address = ""  # where the template also listens, for the commands of ``add_command``
 
 
 def _template() -> socket.socket:
@@ -170,29 +208,34 @@ def _template() -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_SIZE)
-        with theirs:
+        folder = tempfile.mkdtemp(prefix="warm-")
+        _Template.address = f"{folder}/socket"
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(_Template.address)
+            listener.listen()
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno()), str(listener.fileno())],
                 cwd=Path(__file__).resolve().parent.parent,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
         _Template.connection, _Template.owner = ours, os.getpid()
-        atexit.register(_end, ours, process, os.getpid())
+        atexit.register(_end, ours, process, os.getpid(), folder)
     return _Template.connection
 
 
-def _end(connection: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(connection: socket.socket, process: subprocess.Popen[bytes], owner: int, folder: str) -> None:
     if os.getpid() == owner:
         connection.close()  # which ends the template
         process.wait(timeout=60)
+        shutil.rmtree(folder)
 
 
 # ---- what follows runs in the template process
 
 
-def _serve(control: socket.socket) -> dict[str, Any]:
+def _serve(control: socket.socket, listener: socket.socket) -> dict[str, Any]:
     """Fork for each request. Returns in the forked process, with its request; never in the template."""
     waking, woken = socket.socketpair()
     for end in (waking, woken):
@@ -202,15 +245,21 @@ def _serve(control: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
     running: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
+        ready, _, _ = select.select([control, listener, woken], [], [])
         if woken in ready:
             woken.recv(4096)
             _reap(running)
-        if control not in ready:
+        if control in ready:
+            message, numbers, _, _ = socket.recv_fds(control, _REQUEST_SIZE, 4)
+            if not message:
+                os._exit(0)
+        elif listener in ready:
+            with listener.accept()[0] as command:
+                message, numbers, _, _ = socket.recv_fds(command, _REQUEST_SIZE, 4)
+            if not message:
+                continue  # the command was killed before it could ask
+        else:
             continue
-        message, numbers, _, _ = socket.recv_fds(control, _REQUEST_SIZE, 4)
-        if not message:
-            os._exit(0)
         status = socket.socket(fileno=numbers.pop())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about numpy's threads
@@ -224,10 +273,10 @@ def _serve(control: socket.socket) -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         request = json.loads(message)
-        if request["start_new_session"]:
+        if request.get("start_new_session"):
             os.setsid()  # before the test knows the process, which it may kill with its group
         status.sendall(f"{os.getpid()}\n".encode())
-        for each in (control, waking, woken, status, *running.values()):
+        for each in (control, listener, waking, woken, status, *running.values()):
             each.close()
         for ours, number in enumerate(numbers):
             os.dup2(number, ours)  # sys.stdin, sys.stdout and sys.stderr use these
@@ -251,13 +300,19 @@ def _main() -> None:
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.freeze()  # otherwise each fork would look through all of it when it ends, and so copy it
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    request = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
+    # The template's own streams may seek, which pipes can't.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]  # as with ``python -m``
     sys.argv = [request["module"], *request["words"]]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if request["module"].endswith(".py"):
+        runpy.run_path(request["module"], run_name="__main__")
+    else:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from apache_beam.options.pipeline_options import (
@@ -75,9 +76,8 @@ _ON_RAY = "Workers run on the nodes of a cluster; --requirements_file and --setu
 _ON_NODES = "Workers run on the nodes of a cluster; --cpu_workers and --accelerators set their number."
 
 
-def warn_of_ignored(options: PipelineOptions, *, is_cluster: bool) -> None:
-    """Log one warning that names the given flags without an effect."""
-    given = options.get_all_options(drop_default=True)
+def warn_of_ignored(options: PipelineOptions, given: Mapping[str, Any], *, is_cluster: bool) -> None:
+    """Log one warning that names those of the ``given`` flags that have no effect."""
     known = ("beam_fn_api", "use_runner_v2", "use_unified_worker")
     experiments = options.view_as(DebugOptions).experiments or ()
     experiments = [e for e in experiments if e not in known and not e.startswith(_WORKER_ACCELERATOR)]
@@ -133,9 +133,8 @@ def worker_accelerator(options: PipelineOptions) -> str:
     return found[-1]
 
 
-def worker_options(options: PipelineOptions) -> dict[str, Any]:
-    """Return the pipeline's options as code in workers sees them."""
-    given = options.get_all_options(drop_default=True, retain_unknown_options=True)
+def worker_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``given`` options of a pipeline as code in workers sees them."""
     return {
         # Workers log at this process's levels, and keep side inputs from bundle to bundle.
         "default_sdk_harness_log_level": _level_name(logging.getLogger().getEffectiveLevel()),

@@ -115,8 +115,10 @@ def remove_local(folders: Iterable[str]) -> None:
 def remove_abandoned(root: str) -> None:
     """Remove folders of runs whose process was killed: nothing holds their lock."""
     for name in os.listdir(root):
+        if not name.startswith(_PREFIX):
+            continue
         folder = os.path.join(root, name)
-        if not name.startswith(_PREFIX) or os.path.islink(folder):
+        if os.path.islink(folder):
             continue
         # Leave folders of other users alone, and those that their owner is just making or removing.
         with contextlib.suppress(OSError):

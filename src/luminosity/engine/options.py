@@ -83,6 +83,7 @@ class EngineConfig:
     def of(cls, options: PipelineOptions) -> EngineConfig:
         """Check a pipeline's options. Raises :class:`OptionError` and warns about flags that have no effect here."""
         ours = options.view_as(LuminosityOptions)
+        given = options.get_all_options(drop_default=True, retain_unknown_options=True)
         cpu_workers = whole_number("cpu_workers", ours.cpu_workers, minimum=1)
         if cpu_workers is None:
             cpu_workers = borrowed_cpu_workers(options)
@@ -106,10 +107,10 @@ class EngineConfig:
             **_pools(ours),
             worker_accelerator=worker_accelerator(options),
             ray_address=_ray_address(ours),
-            worker_options=worker_options(options),
+            worker_options=worker_options(given),
             job_name=job_name(options),
         )
-        warn_of_ignored(options, is_cluster=config.ray_address is not None)
+        warn_of_ignored(options, given, is_cluster=config.ray_address is not None)
         return config
 
 

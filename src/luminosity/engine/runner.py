@@ -17,6 +17,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineS
 from apache_beam.transforms import environments
 
 from luminosity._shared.notebook import shorten_error
+from luminosity.beam_fixes.quick_building import build_quickly
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.options import EngineConfig, job_name
@@ -34,6 +35,8 @@ from luminosity.events import Subscriber
 from luminosity.extras import check_notebook
 
 __all__ = ["LuminosityRunner"]
+
+build_quickly()
 
 
 class LuminosityRunner(PipelineRunner):

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -231,9 +232,13 @@ def _paths_of_user() -> tuple[list[str], list[str]]:
 
 
 def _is_of_libraries(entry: str) -> bool:
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders |= {*site.getsitepackages(), site.getusersitepackages()}
     zipped = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     return os.path.basename(entry) == zipped or any(
-        entry == folder or entry.startswith(folder + os.sep) for folder in folders
+        entry == folder or entry.startswith(folder + os.sep) for folder in _folders_of_libraries()
     )
+
+
+@cache
+def _folders_of_libraries() -> frozenset[str]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return frozenset({*folders, *site.getsitepackages(), site.getusersitepackages()})

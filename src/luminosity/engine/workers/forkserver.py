@@ -64,9 +64,12 @@ def _preload() -> None:
     logging.disable(logging.WARNING)  # the runner has logged Beam's messages about optional packages already
     import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
+    from luminosity.beam_fixes.quick_building import build_quickly
+
     # With Beam and its worker.
     from luminosity.engine.workers import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
+    build_quickly()
     import_lean()  # otherwise each worker would import torch, if installed, when a pipeline uses RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
