@@ -16,8 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from luminosity import Handler, RunInference
-from luminosity.dataflow.capture import captured_pipelines
 from luminosity.dataflow.check import check_job
+from luminosity.dataflow.job import captured_pipelines
 
 ACCELERATOR = "type:nvidia-l4;count:1;install-nvidia-driver"
 

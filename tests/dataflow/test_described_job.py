@@ -15,9 +15,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms.periodicsequence import PeriodicImpulse
 
 from luminosity import Column, Enrich, Handler, ReadTable, RunInference
-from luminosity.dataflow.capture import captured_pipelines, default_image
-from luminosity.dataflow.check import CheckedJob, check_job
-from luminosity.dataflow.hint_checks import check_hints
+from luminosity.dataflow.check import CheckedJob, check_hints, check_job
+from luminosity.dataflow.job import captured_pipelines, default_image
 from luminosity.dataflow.need_checks import check_needs
 from luminosity.dataflow.steps import Step
 from luminosity.runs.manifest.places import Effects

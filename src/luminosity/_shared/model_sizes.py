@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Generator, Hashable
 from typing import TypeVar
 
+from luminosity._shared.digests import text_digest
 from luminosity._shared.locks import locked
 from luminosity.core import WorkerShare, machine_ram_bytes
 
@@ -209,4 +209,4 @@ _shares: dict[tuple[int, int | None], LocalShare] = {}
 
 
 def _digest(name: Hashable) -> str:
-    return hashlib.sha256(repr(name).encode()).hexdigest()[:32]
+    return text_digest(repr(name), digits=32)

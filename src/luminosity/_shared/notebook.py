@@ -1,4 +1,4 @@
-"""Notebooks: whether this process is a notebook's kernel, what the notebook is called, and how it shows errors.
+"""Notebooks and terminals: which of them this process has, what a notebook is called, and how it shows errors.
 
 IPython is never imported here: in a kernel it is loaded already.
 """
@@ -10,13 +10,14 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from luminosity._shared.user_code import is_users_file
 
 __all__ = [
     "cell_line",
     "is_in_ipython",
+    "is_terminal",
     "kernel_shell",
     "name_cells",
     "notebook_name",
@@ -125,3 +126,8 @@ def _text_of_cell(entry: str) -> str:
 def _shell() -> Any | None:
     ipython: Any = sys.modules.get("IPython")
     return ipython and ipython.get_ipython()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether ``stream`` is a terminal. Also works if the program closed its standard streams or has none."""
+    return stream is not None and not stream.closed and stream.isatty()

@@ -9,14 +9,14 @@ import apache_beam as beam
 from apache_beam.typehints.row_type import RowTypeConstraint
 
 from luminosity import ReadTable
-from luminosity.beam_yaml.arguments import takes_arguments_of
-from luminosity.beam_yaml.tables import (
+from luminosity.beam_yaml.arguments import (
     OnTable,
     as_table,
     current_and_reference,
     fields_of_table,
     needs_columns,
     remember_fields,
+    takes_arguments_of,
 )
 from luminosity.errors import InvalidArgument
 from luminosity.evaluation import Describe, Description, Evaluate, Evaluation, Metric

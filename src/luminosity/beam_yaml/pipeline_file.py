@@ -1,4 +1,4 @@
-"""A pipeline in a YAML file: read it, check it, build it."""
+"""A pipeline in a YAML file: read it, check it, build it, run it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import PBegin
+from apache_beam.transforms import resources
+from apache_beam.yaml.yaml_transform import YamlTransform, pipeline_as_composite, pipeline_schema
+from apache_beam.yaml.yaml_utils import SafeLineLoader
+from jsonschema import Draft7Validator
+from jsonschema.exceptions import best_match
 
 # Registers the options of the runner and of models.
 import luminosity.engine.options  # pyright: ignore[reportUnusedImport]
 import luminosity.inference.options  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from luminosity._shared.text import did_you_mean
-from luminosity.beam_yaml.build import build
-from luminosity.beam_yaml.source import Source, transforms_of
-from luminosity.errors import InvalidArgument, OptionError, RunFailed
+from luminosity._shared.text import did_you_mean, list_some
+from luminosity.beam_yaml.providers import all_providers, needs_java, table_scopes
+from luminosity.beam_yaml.source import Source, Translator, config_of, transforms_of
+from luminosity.engine.runner import LuminosityRunner
+from luminosity.errors import InvalidArgument, OptionError, PipelineFileError, RunFailed
 
 __all__ = ["PipelineFile"]
+
+_EXTRA_KEY = re.compile(r"Additional properties are not allowed \((?P<names>.*?) (?:was|were) unexpected\)")
 
 
 class PipelineFile:
@@ -57,7 +66,7 @@ class PipelineFile:
 
     def build(self, pipeline: Any) -> Any:
         """Apply the transforms of the file to a pipeline; return the last one's output, if it has one."""
-        return build(self._source, self._spec, pipeline)
+        return _build(self._source, self._spec, pipeline)
 
     def _place_of_step(self, message: str) -> str:
         """Say where the step is that a failed run names, or return an empty string."""
@@ -89,6 +98,84 @@ class PipelineFile:
             else:
                 flags.append(f"--{name}={json.dumps(value) if isinstance(value, Mapping) else value}")
         return flags
+
+
+def _build(source: Source, spec: Mapping[str, Any], pipeline: Any) -> Any:
+    """Apply the transforms of a parsed file to a pipeline; return the last one's output, if it has one."""
+    _validate(source, spec)
+    providers: Mapping[str, Iterable[Any]] = {}
+    try:
+        providers = all_providers(source.path, spec.get("providers") or [])
+        if hints := spec["pipeline"].get("resource_hints"):
+            pipeline._current_transform().resource_hints.update(
+                resources.parse_resource_hints(SafeLineLoader.strip_metadata(hints))
+            )
+        transform = YamlTransform(pipeline_as_composite(spec["pipeline"]), providers)
+        if isinstance(pipeline.runner, LuminosityRunner):
+            _check_languages(source, spec, providers)
+            python = {name: [each for each in every if not needs_java(each)] for name, every in providers.items()}
+            transform._providers = python  # pyright: ignore[reportPrivateUsage]  # Beam prefers Java where it is
+        with table_scopes():
+            return transform.expand(PBegin(pipeline))
+    except PipelineFileError:
+        raise
+    except Exception as error:
+        raise Translator(source, spec, providers).translated(error) from error
+
+
+def _validate(source: Source, spec: Mapping[str, Any]) -> None:
+    """Check the shape of the file with Beam's own schema."""
+    validator = Draft7Validator(pipeline_schema("generic"))
+    error = best_match(validator.iter_errors(spec))
+    if error is None:
+        return
+    at: Any = spec
+    place: Any = spec
+    for step in error.absolute_path:
+        at = at[step]
+        if SafeLineLoader.get_line(at) != "unknown":
+            place = at
+    kind = f"{place['type']}: " if isinstance(place, dict) and isinstance(place.get("type"), str) else ""
+    extra = _EXTRA_KEY.search(error.message)
+    if extra:
+        known = [name for name in error.schema.get("properties", {}) if not name.startswith("__")]
+        keys = [name for name in re.findall(r"'([^']+)'", extra["names"]) if name not in known]
+        line = next((key for key in place if key in keys), place) if isinstance(place, dict) else place
+        raise source.error(
+            f"{kind}unknown key {keys[0]!r}, expected {list_some(known, 12)}",
+            line,
+            fix=did_you_mean(keys[0], known) or ("put the options of a transform under config:" if kind else ""),
+        )
+    raise source.error(f"{kind}{_short(error)}", place)
+
+
+def _check_languages(source: Source, spec: Mapping[str, Any], providers: Mapping[str, Iterable[Any]]) -> None:
+    """Raise for a transform that only Java has, before Beam starts a service for it."""
+    for each in transforms_of(spec["pipeline"]):
+        language = config_of(each).get("language", "generic")
+        found = [*providers.get(each["type"], ()), *providers.get(f"{each['type']}-{language}", ())]
+        if found and all(needs_java(provider) for provider in found):
+            what = each["type"] if each["type"] in providers else f"{each['type']} in {language}"
+            raise source.error(
+                f"Beam runs {what} in Java, and LuminosityRunner runs Python only",
+                each,
+                fix="write the step with language: python, or in a provider of your own",
+            )
+
+
+def _short(error: Any) -> str:
+    where = ".".join(str(step) for step in error.absolute_path) or "the file"
+    if error.validator in ("required", "type"):
+        what = "a mapping" if isinstance(error.instance, dict) else repr(error.instance)
+        expected = (
+            f"expected {error.validator_value}"
+            if error.validator == "type"
+            else error.message.replace("is a required property", "is missing")
+        )
+        return expected if error.validator == "required" else f"found {where}: {what}, {expected}"
+    if error.validator == "not":
+        return f"{where}: a chain connects its transforms itself; remove this key, or use type: composite"
+    return f"{where}: {error.message}"
 
 
 @contextlib.contextmanager

@@ -21,22 +21,20 @@ from luminosity import (
 from luminosity._shared.text import did_you_mean
 from luminosity.beam_yaml.arguments import (
     HANDLERS,
+    Fields,
+    OnTable,
+    as_rows,
     check_keys,
     column_of,
+    current_and_reference,
+    fields_of_table,
+    needs_columns,
     output_type_of,
+    remember_fields,
     takes_arguments_of,
     type_of,
 )
 from luminosity.beam_yaml.evaluating import describe, evaluate
-from luminosity.beam_yaml.tables import (
-    Fields,
-    OnTable,
-    as_rows,
-    current_and_reference,
-    fields_of_table,
-    needs_columns,
-    remember_fields,
-)
 from luminosity.drift import RBF, Aggregate, Laplacian, Linear, MMDTest, Polynomial
 from luminosity.errors import InvalidArgument
 from luminosity.inference.enrich.table_steps import check_schema

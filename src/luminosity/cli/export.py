@@ -23,8 +23,8 @@ from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from luminosity.dataflow.capture import CapturedPipeline
     from luminosity.dataflow.check import CheckedJob
+    from luminosity.dataflow.job import CapturedPipeline
     from luminosity.dataflow.steps import Finding
 
 __all__ = ["add_to", "export"]
@@ -101,7 +101,7 @@ def export(words: list[str]) -> int:
         return fail(
             "export", f"--out {folder}: found {there}, expected a new folder or that of an earlier export", WRONG_USE
         )
-    from luminosity.dataflow.capture import captured_pipelines
+    from luminosity.dataflow.job import captured_pipelines
 
     ending = None
     with captured_pipelines() as captured, contextlib.redirect_stdout(sys.stderr):

@@ -78,16 +78,16 @@ def add_to(commands: Any) -> None:
 
 def image(parsed: argparse.Namespace) -> int:
     """Write the recipe and print what to do with it; return the exit code."""
+    from luminosity.dataflow import image_recipe
     from luminosity.dataflow import image_recipe as recipe
-    from luminosity.dataflow import pinned_versions
 
     folder: Path = parsed.folder
     recipe.check_target(folder)
     _check(parsed)
-    pinned_versions.check_extras(parsed.extra)
-    own = {wheel.name: wheel for wheel in map(pinned_versions.read_wheel, parsed.wheel)}
-    requirements = [each for path in parsed.requirements for each in pinned_versions.read_requirements(path)]
-    pins = pinned_versions.lock(parsed.extra, requirements, own)
+    image_recipe.check_extras(parsed.extra)
+    own = {wheel.name: wheel for wheel in map(image_recipe.read_wheel, parsed.wheel)}
+    requirements = [each for path in parsed.requirements for each in image_recipe.read_requirements(path)]
+    pins = image_recipe.lock(parsed.extra, requirements, own)
     made = recipe.Recipe(
         base=parsed.base or recipe.default_base(),
         pins=pins,

@@ -17,7 +17,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 from apache_beam.portability import common_urns
 
 from luminosity._shared.text import list_some
-from luminosity.dataflow.capture import default_image
+from luminosity.dataflow.job import default_image
 from luminosity.dataflow.steps import Finding, Step, error, warning
 from luminosity.runs.manifest.files import is_local
 from luminosity.runs.manifest.places import Effects

@@ -3,8 +3,11 @@
 Importing the package registers the coder of record batches.
 """
 
-from luminosity.tables import coder as _coder
+import pyarrow as pa
+from apache_beam import coders
+
+from luminosity.tables.schemas import RecordBatchCoder
 
 __all__: list[str] = []
 
-_coder.register()
+coders.registry.register_coder(pa.RecordBatch, RecordBatchCoder)

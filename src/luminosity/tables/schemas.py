@@ -1,4 +1,4 @@
-"""Check that batches have the expected columns, and cast them."""
+"""The schemas of record batches: their coder, which columns a table is known to have, checks and casts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,56 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam import coders
 
-from luminosity.errors import Fix, TableError
+from luminosity.errors import Fix, InvalidType, TableError
 from luminosity.tables.from_python import fits
 
-__all__ = ["SameSchema", "conform", "known_schema", "remember_schema"]
+__all__ = ["RecordBatchCoder", "SameSchema", "conform", "known_schema", "remember_schema"]
 
 
 _PASS_SCHEMA = Fix("pass MapTable(..., schema=pa.schema([...])) if types depend on the values of a batch")
 _MOST_SCHEMAS = 100  # remembered by one step; bounds its memory if every batch has another schema
-
-
 _SCHEMA = "_luminosity_schema"  # an attribute of a PCollection
-_MOST_RESHUFFLES = 10  # to look through; nobody has more
+_MOST_RESHUFFLES = 10  # to look through; pipelines have fewer
+
+
+class RecordBatchCoder(coders.Coder):
+    """Encodes the schema with the rows, so that every element can be read alone. A slice is encoded without its rest.
+
+    >>> coder = RecordBatchCoder()
+    >>> batch = pa.record_batch({"text": ["a", None]})
+    >>> coder.decode(coder.encode(batch)).equals(batch)
+    True
+    """
+
+    def encode(self, value: pa.RecordBatch) -> bytes:
+        """Write the batch, with its schema, as an Arrow IPC stream."""
+        if not isinstance(value, pa.RecordBatch):
+            raise InvalidType(
+                f"found an element of type {type(value).__name__}, expected a pyarrow.RecordBatch",
+                fix=Fix("apply TableFromRows() first, which makes them from dicts, Beam Rows and dataclasses"),
+            )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_batch(value)
+        return sink.getvalue().to_pybytes()
+
+    def decode(self, encoded: bytes) -> pa.RecordBatch:
+        """Read the batch from its Arrow IPC stream, without copying the columns."""
+        with pa.ipc.open_stream(encoded) as reader:
+            return reader.read_next_batch()
+
+    def estimate_size(self, value: pa.RecordBatch) -> int:
+        """Return the bytes of the batch's columns, without encoding them."""
+        try:
+            return int(value.nbytes)
+        except pa.ArrowTypeError:  # Older Arrow does not know which part of its buffers a column of string views uses.
+            return int(value.get_total_buffer_size())
+
+    def to_type_hint(self) -> Any:
+        """Return ``pyarrow.RecordBatch``, the type of the elements."""
+        return pa.RecordBatch
 
 
 def remember_schema(table: Any, schema: pa.Schema) -> Any:
@@ -47,6 +84,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, who: str) -> pa.RecordBatc
 
     >>> conform(pa.record_batch({"a": [1]}), pa.schema([("a", pa.float64())]), "here").schema.types
     [DataType(double)]
+
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch

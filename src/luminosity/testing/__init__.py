@@ -1,6 +1,5 @@
 """Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, Kafka, and BigQuery."""
 
-from luminosity.testing.equal_table import equal_table
 from luminosity.testing.fake_bigquery import FakeBigQuery
 from luminosity.testing.fake_device import (
     Clock,
@@ -11,9 +10,9 @@ from luminosity.testing.fake_device import (
     FakeModel,
     FakeOutOfMemory,
 )
-from luminosity.testing.fake_table import FakeTable
 from luminosity.testing.kafka_broker import KafkaBroker
 from luminosity.testing.scripted_kafka import ScriptedKafka
+from luminosity.testing.tables import FakeTable, equal_table
 
 __all__ = [
     "Clock",

@@ -16,7 +16,7 @@ from apache_beam.testing.util import assert_that
 from luminosity import SearchQdrant, WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.stores.address import StoreAddress, chosen_vector
-from luminosity.tables.coder import RecordBatchCoder
+from luminosity.tables.schemas import RecordBatchCoder
 from tests.both_runners import Pipelines, counters
 from tests.io.stores.qdrant_server import fails, qdrant_server
 from tests.io.stores.vectors import numbered, vectors

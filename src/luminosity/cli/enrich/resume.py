@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityOptions
+from luminosity._shared.digests import file_digest, text_digest
 from luminosity._shared.text import list_some
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.core import InferenceMetrics
@@ -53,6 +53,7 @@ class Command:
     """What a run reads, computes and writes. Only a command with the same may continue it."""
 
     options: dict[str, str]
+
     files: dict[str, str]  # of IN and of the models: path to size and time of the last change
     code: dict[str, str] = field(default_factory=dict[str, str])  # module of a handler to a digest of its source
     columns: list[str] = field(default_factory=list[str])  # that models add
@@ -266,7 +267,7 @@ def _tell(line: str) -> None:
 def _home(root: str, out: str) -> Path:
     """Return the folder of all runs that write ``out``."""
     name = os.path.basename(out.rstrip("/")).encode("ascii", "replace").decode()[:_NAME_CHARACTERS].replace("?", "_")
-    return Path(root, f"{_PREFIX}{name}-{hashlib.sha256(out.encode()).hexdigest()[:8]}")
+    return Path(root, f"{_PREFIX}{name}-{text_digest(out, digits=8)}")
 
 
 def _runs_in(home: Path) -> Iterator[ResumableRun]:
@@ -318,7 +319,7 @@ def _noted(sizes: Mapping[str, int], what: str) -> Iterator[tuple[str, str]]:
     if len(states) <= _MOST_FILES:
         yield from ((os.path.abspath(path) if "://" not in path else path, state) for path, state in states.items())
         return
-    digest = hashlib.sha256(json.dumps(sorted(states.items())).encode()).hexdigest()
+    digest = text_digest(json.dumps(sorted(states.items())))
     yield f"{what} ({list_some(list(states), 1)})", f"{len(states)} files, {digest}"
 
 
@@ -340,4 +341,4 @@ def _sizes_below(path: str) -> dict[str, int]:
 def _source_digest(module: str) -> str:
     """Return a digest of the source of a module that is imported."""
     source = getattr(sys.modules.get(module), "__file__", None)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source and os.path.isfile(source) else ""
+    return file_digest(source) if source and os.path.isfile(source) else ""

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TextIO
 
-from luminosity._shared.terminal import is_terminal
+from luminosity._shared.notebook import is_terminal
 
 __all__ = ["WorkerPrints", "prepare_streams", "print_to"]
 

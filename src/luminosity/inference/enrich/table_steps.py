@@ -20,7 +20,7 @@ from luminosity.inference.adapting.columnar import takes_names
 from luminosity.inference.blocks import Block, Indices, size
 from luminosity.inference.enrich.column import Column, check_number, model_of
 from luminosity.inference.steps.messages import BlockCoder
-from luminosity.tables.coder import RecordBatchCoder
+from luminosity.tables.schemas import RecordBatchCoder
 
 __all__ = ["FAILED", "BeginDoFn", "FinishDoFn", "Letter", "PreparedRows", "TableBlock", "check_schema", "rows_of_block"]
 DELETED = "_deleted"

@@ -7,12 +7,12 @@ transaction: rows are merged into the table that exists, or the new table takes 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from luminosity._shared.digests import text_digest
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.address import (
@@ -372,9 +372,7 @@ class PostgresStore(SharedStore):
 
     def _table(self, name: str) -> str:
         """Return the table of a name: that of a run is a digest, since Postgres cuts off names after 63 bytes."""
-        return (
-            name if name == self._address.collection else f"luminosity_{hashlib.sha256(name.encode()).hexdigest()[:24]}"
-        )
+        return name if name == self._address.collection else f"luminosity_{text_digest(name, digits=24)}"
 
     def _identifier(self) -> Any:
         return self._sql.Identifier(self._table(self._address.name_to_use))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Collection, Hashable, Sequence
@@ -14,6 +13,7 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
+from luminosity._shared.digests import text_digest
 from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.run_owner import RunOwner, owner_of
@@ -169,8 +169,7 @@ class _Writer(StagedWriter):
             return [self.path], (), []
         if self.key is not None:
             return [self.path], table.merge(rows, self.key, newer), []
-        name = hashlib.sha256("\n".join(rows.paths).encode()).hexdigest()
-        note = FileSystems.join(folder, name + NOTE_SUFFIX)
+        note = FileSystems.join(folder, text_digest(*rows.paths) + NOTE_SUFFIX)
         table.append_pane(rows, sum(rows for _, rows in staged), note)
         return [self.path], (), [note]
 

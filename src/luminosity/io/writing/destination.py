@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Literal
 import pyarrow as pa
 from pyarrow import types
 
+from luminosity._shared.digests import text_digest
 from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError, WriteError
 from luminosity.io.formats import Format, recognise
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of
@@ -123,7 +123,7 @@ class Destination:
     def table_id(self) -> str:
         """A short name of the table in the names of temporary folders; several files may lie in one folder."""
         name = filesystem.split(self.path)[1] if self.is_one_file else ""
-        return f"f{hashlib.sha256(name.encode()).hexdigest()[:8]}" if name else "table"
+        return f"f{text_digest(name, digits=8)}" if name else "table"
 
     @property
     def folder(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from luminosity._shared.digests import text_digest
 from luminosity.io.formats import Format
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import Destination
@@ -176,7 +176,7 @@ def _fits(file: WrittenFile, group: list[WrittenFile], most_rows: int | None) ->
 
 
 def _digest(written: list[WrittenFile]) -> str:
-    return hashlib.sha256("\n".join(file.path for file in written).encode()).hexdigest()[:12]
+    return text_digest(*(file.path for file in written), digits=12)
 
 
 def joined(destination: Destination, sources: tuple[WrittenFile, ...]) -> str:

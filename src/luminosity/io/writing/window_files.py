@@ -16,6 +16,7 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows, IntervalW
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 
+from luminosity._shared.digests import text_digest
 from luminosity.errors import Fix, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem
@@ -137,7 +138,7 @@ class NamePaneDoFn(beam.DoFn):
         name = pane_name(window, pane, self._window_coder)
         if pane.timing == PaneInfoTiming.UNKNOWN:
             # This runner does not number panes: a late one must not replace the files of the first.
-            name += "-" + hashlib.sha256("\n".join(sorted(file.path for file in element)).encode()).hexdigest()[:12]
+            name += "-" + text_digest(*sorted(file.path for file in element), digits=12)
         yield name, element
 
 

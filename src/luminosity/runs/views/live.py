@@ -18,8 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from luminosity._shared.notebook import kernel_shell
-from luminosity._shared.terminal import is_terminal
+from luminosity._shared.notebook import is_terminal, kernel_shell
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 from luminosity.runs.views import words
 from luminosity.runs.views.frame import frame
