@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from luminosity._shared.lazy import lazy_names
 from luminosity.beam_fixes import without_tensorflow
 from luminosity.beam_fixes.noise import quiet
 
@@ -97,65 +97,7 @@ __all__ = [
 
 without_tensorflow.install()  # workers import Beam's handlers, too
 
-_HOMES = {
-    **dict.fromkeys(
-        ("BundleRetried", "RunEnded", "RunStarted", "Snapshot", "WorkerLost", "WorkerStarted"),
-        "luminosity.events",
-    ),
-    "AddRowIds": "luminosity.tables.map_table",
-    "Column": "luminosity.inference.enrich.column",
-    "Enrich": "luminosity.inference.enrich.transform",
-    "Handler": "luminosity.inference.handler",
-    "HttpModelHandler": "luminosity.inference.handlers.http.http_handler",
-    "ImageClassifier": "luminosity.inference.handlers.images.handlers",
-    "ImageEmbedder": "luminosity.inference.handlers.images.handlers",
-    "ImageRecipe": "luminosity.inference.handlers.images.recipe",
-    "JaxModelHandler": "luminosity.inference.handlers.jax",
-    "KafkaClient": "luminosity.io.kafka.client",
-    "KafkaRecord": "luminosity.io.kafka.record",
-    "LuminosityError": "luminosity.errors",
-    "LuminosityOptions": "luminosity.runner_options",
-    "LuminosityRunner": "luminosity.engine.runner",
-    "MapTable": "luminosity.tables.map_table",
-    "ModelOptions": "luminosity.inference.options",
-    "ReadKafka": "luminosity.io.kafka.read",
-    "ReadTable": "luminosity.io.read_table",
-    "RowsFromTable": "luminosity.tables.rows",
-    "RunInference": "luminosity.inference.run_inference",
-    "SearchQdrant": "luminosity.io.stores.search_vectors",
-    "SearchVectors": "luminosity.io.stores.search_vectors",
-    "SentenceEmbedder": "luminosity.inference.handlers.text.embedder",
-    "Summarizer": "luminosity.inference.handlers.text.generator",
-    "TableFromRows": "luminosity.tables.rows",
-    "TextClassifier": "luminosity.inference.handlers.text.classifiers",
-    "TextGenerator": "luminosity.inference.handlers.text.generator",
-    "TokenClassifier": "luminosity.inference.handlers.text.classifiers",
-    "TorchModelHandler": "luminosity.inference.handlers.torch",
-    "UnwrittenRecord": "luminosity.io.kafka.write",
-    "WindowTable": "luminosity.tables.row_times",
-    "WorkerShare": "luminosity.core",
-    "WriteKafka": "luminosity.io.kafka.write",
-    "WriteLance": "luminosity.io.stores.write_lance",
-    "WriteQdrant": "luminosity.io.stores.write_vectors",
-    "WriteTable": "luminosity.io.write_table",
-    "PipelinePlan": "luminosity.engine.explain.explain",
-    "WriteVectors": "luminosity.io.stores.write_vectors",
-    "adapt": "luminosity.inference.adapting.adapt",
-    "bigquery_schema": "luminosity.io.bigquery_schema",
-    "plan_pipeline": "luminosity.engine.explain.explain",
-    "register_model": "luminosity.inference.registry.file_registry",
-}
-
-
 quiet()  # here, because Beam writes these messages as soon as it is imported
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: workers need few of them and should start fast."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -5,8 +5,9 @@ Every name is imported when it is first used, because JAX takes long to import.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from luminosity._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from luminosity.drift.by_key import KeyedComparison, compare_keys
@@ -94,45 +95,5 @@ __all__ = [
     "write_report",
 ]
 
-_NAMES_BY_MODULE = {
-    "by_key": ["KeyedComparison", "compare_keys"],
-    "columns": ["ColumnResult", "ColumnTest", "ColumnTestResult", "column_test"],
-    "compare": ["SampleComparison", "compare_samples"],
-    "contract": ["Comparison", "DriftTest"],
-    "distances": ["distance_blocks", "pairwise_distances"],
-    "history": ["DriftHistory", "PastTest"],
-    "kernels": ["RBF", "Aggregate", "BlockKernel", "Kernel", "Laplacian", "Linear", "Polynomial", "RowKernel"],
-    "mmd.exact": ["mmd2", "mmd_test"],
-    "mmd.mmd_result": ["KernelResult", "MMDTestResult"],
-    "mmd.rff": ["RFFSums", "rff_mmd"],
-    "mmd.witness": ["Extremes", "find_extremes", "witness"],
-    "online.detect_drift": ["DetectDrift", "DriftAlert"],
-    "online.detector": ["OnlineDetector", "OnlineMMD"],
-    "online.windowed_statistic": ["AutocorrelationWarning"],
-    "pca": ["PCA", "PCASums"],
-    "report.write": ["write_report"],
-    "result": ["DriftResult"],
-    "samples": [
-        "ColumnScale",
-        "PreparedSamples",
-        "RowSampler",
-        "SampledRows",
-        "fit_components",
-        "prepare_samples",
-        "sample_rows",
-    ],
-    "transforms.mmd_transforms": ["MMD", "MMDTest"],
-    "transforms.pca_transforms": ["ApplyPCA", "FitPCA"],
-    "watch.record_drift": ["RecordDrift"],
-}
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
+    __getattr__, __dir__ = lazy_names(__name__)

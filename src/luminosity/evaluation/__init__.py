@@ -5,8 +5,9 @@ Every name is imported when it is first used, because Beam takes long to import.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from luminosity._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from luminosity.evaluation.description.describe_table import Describe, describe
@@ -31,21 +32,5 @@ __all__ = [
     "evaluate",
 ]
 
-_NAMES_BY_MODULE = {
-    "description.describe_table": ["Describe", "describe"],
-    "description.result": ["ColumnChange", "ColumnDescription", "Description", "Histogram"],
-    "evaluate_table": ["Evaluate", "evaluate"],
-    "evaluation": ["Evaluation"],
-    "result": ["CalibrationBin", "ClassMetrics", "Confusion", "Metric"],
-}
-_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
+    __getattr__, __dir__ = lazy_names(__name__)
