@@ -1,18 +1,17 @@
 """Tables of Postgres with pgvector as stores of points.
 
-A table has the columns ``id`` (text), ``payload`` (jsonb), and one for each vector; the comment of a vector's column
-says how it is compared. A run writes to a table of its own, whose comment tells the run, and publishes it in one
-transaction: rows are merged into the table that exists, or the new table takes its name.
+A run writes to a table of its own, and publishes it in one transaction: rows are merged into the table that exists, or
+the new table takes its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from luminosity._shared.digests import text_digest
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.address import (
@@ -25,22 +24,13 @@ from luminosity.io.stores.address import (
     staged_name,
 )
 from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
+from luminosity.io.stores.postgres_tables import OPERATORS, PostgresTables, vector_text
 from luminosity.io.stores.store import Distance, Hit, Query, SharedStore, Target, Write, WriteMode, is_near
 
 __all__ = ["PostgresStore"]
 
 _CONNECT_S = 10  # a server that is up responds much sooner
-_INDEX_ROWS = 10_000  # Below, a scan takes milliseconds, and is exact.
-_INDEX_SIZE = 2_000  # the most numbers of a vector that pgvector indexes
 _LARGEST_SEARCH = 1_000  # the most candidates that an HNSW index looks at in one scan
-_UNNAMED = "vector"  # the column of a vector without a name
-_PUBLISHED = "published "  # begins the comment of a table whose rows are published
-_OPERATORS = {
-    "cosine": ("<=>", "vector_cosine_ops"),
-    "dot": ("<#>", "vector_ip_ops"),
-    "euclid": ("<->", "vector_l2_ops"),
-    "manhattan": ("<+>", "vector_l1_ops"),
-}
 _SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _MAY_PASS = ("starting up", "shutting down", "recovery mode", "too many", "terminating connection")
 
@@ -58,7 +48,6 @@ class PostgresStore(SharedStore):
 
     def __init__(self, address: StoreAddress, on_retry: Callable[[], None] = lambda: None) -> None:
         self._psycopg = require("psycopg", "postgres")
-        self._sql = require("psycopg.sql", "postgres")
         self._address = address
         self._on_retry = on_retry
         self._connection: Any = None
@@ -91,23 +80,17 @@ class PostgresStore(SharedStore):
     @classmethod
     def check_reachable(cls, address: StoreAddress) -> None:
         """Raise if the client is not installed here, or if no database accepts the connection."""
-        store = cls(address)
-        try:
-            store._connected()
-        except TransientError as error:
-            raise StoreError(str(error), fix="check the address, and that the server runs") from None
-        finally:
-            store.close()
+        with contextlib.closing(cls(address)) as store:
+            try:
+                store._connected()
+            except TransientError as error:
+                raise StoreError(str(error), fix="check the address, and that the server runs") from None
 
     @classmethod
     def names(cls, address: StoreAddress) -> list[str]:
         """Return the tables that have an id, a payload and a vector."""
-        store = cls(address)
-        try:
-            found = store._run(lambda connection: connection.execute(_TABLES).fetchall())
-        finally:
-            store.close()
-        return [name for (name,) in found]
+        with contextlib.closing(cls(address)) as store:
+            return store._run(lambda tables: tables.names())
 
     @classmethod
     def check_writable(cls, address: StoreAddress, mode: WriteMode) -> None:
@@ -118,12 +101,10 @@ class PostgresStore(SharedStore):
         exists = self.vectors() is not None
         mode.check(self._address, exists)
         may_share = exists and mode.if_exists == "append"
-        for (comment,) in self._run(lambda connection: connection.execute(_STAGED).fetchall()):
-            name = comment.removeprefix(_PUBLISHED)
-            if name.startswith(f"{self._address.collection}--") and is_abandoned(
-                self._address, name, owner, may_share=may_share
-            ):
-                self._drop(name)
+        for name in self._run(lambda tables: tables.staged_names()):
+            is_ours = name.startswith(f"{self._address.collection}--")
+            if is_ours and is_abandoned(self._address, name, owner, may_share=may_share):
+                self._run(lambda tables, name=name: tables.drop(name))
         return staged_name(self._address, owner)
 
     def prepare(self, staged: str, facts: TableFacts, columns: PointColumns, mode: WriteMode) -> Target:
@@ -134,30 +115,29 @@ class PostgresStore(SharedStore):
         sizes = facts.sizes_for(there, columns)
         if there is not None and mode.if_exists == "append":
             check_vectors(self._address, there, sizes, mode.distance)
-        self._run(lambda connection: self._create(connection, staged, sizes, mode.distance, is_staged=True))
+        self._run(lambda tables: tables.create(staged, sizes, mode.distance, is_staged=True))
         return Target(staged=staged)
 
     def publish(self, target: Target, mode: WriteMode) -> None:
         """Merge the rows into the table that exists, or give their table its name, in one transaction."""
-        self._run(lambda connection: self._publish(connection, target.staged, mode))
+        self._run(lambda tables: tables.publish(target.staged, mode))
 
     def clean_up(self, target: Target) -> None:
         """Drop the table that says that its rows are published."""
-        self._drop(target.staged)
+        self._run(lambda tables: tables.drop(target.staged))
 
     def ensure(self, sizes: Mapping[str, int], distance: Distance, create: bool) -> None:
         """Create the table if it is missing, and check its vectors."""
         found = self.vectors()
         WriteMode(distance, create).check(self._address, found is not None)
         if found is None:
-            name = self._address.collection
-            self._run(lambda connection: self._create(connection, name, sizes, distance, is_staged=False))
+            self._run(lambda tables: tables.create(self._address.collection, sizes, distance, is_staged=False))
             found = self.vectors()
         check_vectors(self._address, found or {}, sizes, distance)
 
     def vectors(self) -> dict[str, tuple[int, str]] | None:
         """Read the columns of vectors from the catalogue."""
-        return self._run(lambda connection: self._vectors(connection, self._table(self._address.name_to_use)))
+        return self._run(lambda tables: tables.vectors())
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert and delete rows in one transaction."""
@@ -166,12 +146,11 @@ class PostgresStore(SharedStore):
     def write_together(self, writes: Iterable[Write]) -> None:
         """Apply all writes in one transaction."""
         every = list(writes)  # The transaction may be repeated.
-        self._run(lambda connection: [self._write(connection, *each) for each in every])
+        self._run(lambda tables: [tables.write(*each) for each in every])
 
     def count(self) -> int:
         """Return the exact number of rows."""
-        (count,) = self._select(self._format("SELECT count(*) FROM {}", self._identifier()))[0]
-        return count
+        return self._run(lambda tables: tables.run("SELECT count(*) FROM {}", tables.used).fetchone())[0]
 
     def search(self, vectors: Sequence[Sequence[float]], query: Query) -> list[list[Hit]]:
         """Search for one vector after the other; all see the same rows."""
@@ -180,23 +159,21 @@ class PostgresStore(SharedStore):
         if using not in there:
             raise missing(self._address)
         distance = there[using][1]
-        column, value = self._column(using), self._sql.SQL("%s::vector")
-        order = self._format("{} " + _OPERATORS[distance][0] + " {}", column, value)
-        conditions, values = self._conditions(query.equal)
-        fields = self._sql.SQL(", ").join([self._sql.SQL("%s::text, payload -> %s::text") for _ in query.payload])
-        statement = self._format(
-            "SELECT id, {0}, jsonb_build_object({1}) FROM {2} WHERE {3} IS NOT NULL{4} ORDER BY {0} LIMIT %s",
-            *(order, fields, self._identifier(), column, conditions),
+        order = f"{{1}} {OPERATORS[distance][0]} %s::vector"
+        fields = ", ".join(["%s::text, payload -> %s::text"] * len(query.payload))
+        conditions, values = _conditions(query.equal)
+        statement = (
+            f"SELECT id, {order}, jsonb_build_object({fields}) FROM {{0}} "
+            f"WHERE {{1}} IS NOT NULL{conditions} ORDER BY {order} LIMIT %s"
         )
         names = [name for each in query.payload for name in (each, each)]
 
-        def searched(connection: Any) -> list[list[Any]]:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            self._tune(connection, query.limit)
-            texts = [_text(vector) for vector in vectors]
-            return [
-                connection.execute(statement, [text, *names, *values, text, query.limit]).fetchall() for text in texts
-            ]
+        def searched(tables: PostgresTables) -> list[list[Any]]:
+            tables.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            _tune(tables, query.limit)
+            asked = [[text, *names, *values, text, query.limit] for text in map(vector_text, vectors)]
+            column = tables.column(using)
+            return [tables.run(statement, tables.used, column, values=each).fetchall() for each in asked]
 
         found = [
             [Hit(_identity(row[0]), _score(distance, row[1]), row[2]) for row in rows] for rows in self._run(searched)
@@ -206,8 +183,9 @@ class PostgresStore(SharedStore):
     def sample(self, limit: int, field: str | None = None) -> list[Hit]:
         """Return some rows, or some with a value in the payload."""
         condition = "" if field is None else " WHERE payload -> %s::text <> 'null'::jsonb"
-        statement = self._format("SELECT id, payload FROM {}" + condition + " LIMIT %s", self._identifier())
-        rows = self._select(statement, [limit] if field is None else [field, limit])
+        statement = "SELECT id, payload FROM {}" + condition + " LIMIT %s"
+        values = [limit] if field is None else [field, limit]
+        rows = self._run(lambda tables: tables.run(statement, tables.used, values=values).fetchall())
         return [Hit(_identity(identity), 0.0, payload) for identity, payload in rows]
 
     def close(self) -> None:
@@ -216,187 +194,16 @@ class PostgresStore(SharedStore):
             self._connection.close()
             self._connection = None
 
-    def _publish(self, connection: Any, staged: str, mode: WriteMode) -> None:
-        name, table = self._address.collection, self._table(staged)
-        _lock(connection, name)
-        (comment,) = connection.execute("SELECT obj_description(to_regclass(%s))", [table]).fetchone()
-        if comment is None:
-            raise StoreError(f"{self._address}: the table of this run, {table}, is gone", fix="run it again")
-        if comment.startswith(_PUBLISHED):
-            return
-        there, new = self._vectors(connection, name), self._vectors(connection, table)
-        if there is not None and mode.if_exists == "fail":
-            mode.check(self._address, exists=True)
-        own, final = self._sql.Identifier(table), self._sql.Identifier(name)
-        if there is not None and mode.if_exists == "append":
-            sizes = {vector: size for vector, (size, _) in (new or {}).items()}
-            check_vectors(self._address, there, sizes, mode.distance)
-            self._merge(connection, own, final, list(sizes))
-            connection.execute(self._format("TRUNCATE {}", own))
-        else:
-            connection.execute(self._format("DELETE FROM {} WHERE is_deleted", own))
-            connection.execute(self._format("ALTER TABLE {} DROP COLUMN is_deleted", own))
-            connection.execute(self._format("COMMENT ON TABLE {} IS NULL", own))
-            self._index(connection, table)
-            connection.execute(self._format("DROP TABLE IF EXISTS {}", final))
-            connection.execute(self._format("ALTER TABLE {} RENAME TO {}", own, final))
-            connection.execute(self._format("CREATE TABLE {} ()", own))
-        if there is not None and mode.if_exists == "append":
-            self._index(connection, name)
-        connection.execute(self._format("COMMENT ON TABLE {} IS {}", own, self._sql.Literal(_PUBLISHED + staged)))
-
-    def _merge(self, connection: Any, own: Any, final: Any, vectors: Sequence[str]) -> None:
-        sql = self._sql
-        columns = [sql.Identifier("payload"), *map(self._column, vectors)]
-        listed = sql.SQL(", ").join(columns)
-        changed = sql.SQL(", ").join([self._format("{0} = EXCLUDED.{0}", each) for each in columns])
-        connection.execute(
-            self._format(
-                "INSERT INTO {0} (id, {1}) SELECT id, {1} FROM {2} WHERE NOT is_deleted ORDER BY id "
-                "ON CONFLICT (id) DO UPDATE SET {3}",
-                *(final, listed, own, changed),
-            )
-        )
-        connection.execute(self._format("DELETE FROM {0} USING {1} WHERE {0}.id = {1}.id AND is_deleted", final, own))
-
-    def _index(self, connection: Any, table: str) -> None:
-        """Create an index for each vector that has none, if the table is large."""
-        identifier = self._sql.Identifier(table)
-        (rows,) = connection.execute(self._format("SELECT count(*) FROM {}", identifier)).fetchone()
-        for vector, (size, distance) in (self._vectors(connection, table) or {}).items():
-            if rows < _INDEX_ROWS or size > _INDEX_SIZE:
-                continue
-            if connection.execute(_INDEXES, [table, self._name(vector)]).fetchone() is None:
-                statement = "CREATE INDEX ON {} USING hnsw ({} " + _OPERATORS[distance][1] + ")"
-                connection.execute(self._format(statement, identifier, self._column(vector)))
-
-    def _write(self, connection: Any, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
-        table, is_staged = self._identifier(), bool(self._address.staged)
-        there = self._vectors(connection, self._table(self._address.name_to_use))
-        if there is None:
-            if points:
-                raise missing(self._address)
-            return
-        names = list(there)
-        columns = [self._sql.Identifier("payload"), *map(self._column, names)]
-        if is_staged:
-            columns.append(self._sql.Identifier("is_deleted"))
-        values = [self._sql.Placeholder() for _ in columns]
-        upsert = self._format(
-            "INSERT INTO {} (id, {}) VALUES (%s, {}) ON CONFLICT (id) DO UPDATE SET {}",
-            *(table, self._sql.SQL(", ").join(columns), self._sql.SQL(", ").join(values)),
-            self._sql.SQL(", ").join([self._format("{0} = EXCLUDED.{0}", each) for each in columns]),
-        )
-        flag = [False] if is_staged else []
-        rows = [
-            [str(point.id), json.dumps(point.payload), *(_text(point.vectors.get(name)) for name in names), *flag]
-            for point in points
-        ]
-        if is_staged:
-            rows += [[str(identity), "{}", *(None for _ in names), True] for identity in deleted]
-        rows.sort(
-            key=lambda row: str(row[0])
-        )  # Workers that lock rows in one order never wait for each other in a circle.
-        with connection.cursor() as cursor:
-            if rows:
-                cursor.executemany(upsert, rows)
-            if deleted and not is_staged:
-                cursor.execute(
-                    self._format("DELETE FROM {} WHERE id = ANY(%s)", table), [[str(each) for each in deleted]]
-                )
-
-    def _create(
-        self, connection: Any, name: str, sizes: Mapping[str, int], distance: Distance, *, is_staged: bool
-    ) -> None:
-        """Create a table, unless another worker was first."""
-        if taken := {self._name(vector) for vector in sizes} & {"id", "payload", "is_deleted"}:
-            raise InvalidArgument(f"found the vector name {min(taken)!r}, expected another: the table has this column")
-        _lock(connection, name)
-        table = self._table(name)
-        if connection.execute("SELECT to_regclass(quote_ident(%s))", [table]).fetchone()[0] is not None:
-            return
-        identifier = self._sql.Identifier(table)
-        columns = [self._format("{} vector({})", self._column(each), size) for each, size in sizes.items()]
-        if is_staged:
-            columns.append(self._sql.SQL("is_deleted boolean NOT NULL"))
-        listed = self._sql.SQL(", ").join(columns)
-        connection.execute(
-            self._format("CREATE TABLE {} (id text PRIMARY KEY, payload jsonb NOT NULL, {})", identifier, listed)
-        )
-        for vector in sizes:
-            comment = self._sql.Literal(distance if vector else f"{distance} without a name")
-            connection.execute(self._format("COMMENT ON COLUMN {}.{} IS {}", identifier, self._column(vector), comment))
-        if is_staged:
-            connection.execute(self._format("COMMENT ON TABLE {} IS {}", identifier, self._sql.Literal(name)))
-
-    def _vectors(self, connection: Any, table: str) -> dict[str, tuple[int, str]] | None:
-        rows = connection.execute(_VECTORS, [table]).fetchall()
-        if not rows:
-            return None
-        found: dict[str, tuple[int, str]] = {}
-        for column, size, comment in rows:
-            distance, _, unnamed = (comment or "cosine").partition(" ")
-            found["" if unnamed else column] = (size, distance if distance in _OPERATORS else "cosine")
-        return found
-
-    def _tune(self, connection: Any, limit: int) -> None:
-        """Let an index find as many rows as are asked for, also with a filter."""
-        (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-        candidates = str(max(40, min(2 * limit, _LARGEST_SEARCH)))
-        connection.execute("SELECT set_config('hnsw.ef_search', %s, true)", [candidates])
-        if [int(each) for each in version.split(".")[:2]] >= [0, 8]:
-            connection.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
-
-    def _conditions(self, equal: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-        parts: list[str] = []
-        values: list[Any] = []
-        for name, value in equal.items():
-            if isinstance(value, Mapping):
-                for sign, bound in value.items():
-                    parts.append(
-                        " AND CASE WHEN jsonb_typeof(payload -> %s::text) = 'number' "
-                        f"THEN (payload ->> %s::text)::float8 {_SIGNS[sign]} %s::float8 ELSE false END"
-                    )
-                    values += [name, name, bound]
-            else:
-                parts.append(" AND payload -> %s::text = ANY(%s::jsonb[])")
-                values += [name, [json.dumps(each) for each in (value if isinstance(value, list) else [value])]]
-        return self._sql.SQL("".join(parts)), values
-
-    def _drop(self, staged: str) -> None:
-        statement = self._format("DROP TABLE IF EXISTS {}", self._sql.Identifier(self._table(staged)))
-        self._run(lambda connection: connection.execute(statement))
-
-    def _select(self, statement: Any, values: Sequence[Any] = ()) -> list[Any]:
-        return self._run(lambda connection: connection.execute(statement, values).fetchall())
-
-    def _table(self, name: str) -> str:
-        """Return the table of a name: that of a run is a digest, since Postgres cuts off names after 63 bytes."""
-        return name if name == self._address.collection else f"luminosity_{text_digest(name, digits=24)}"
-
-    def _identifier(self) -> Any:
-        return self._sql.Identifier(self._table(self._address.name_to_use))
-
-    @staticmethod
-    def _name(vector: str) -> str:
-        return vector or _UNNAMED
-
-    def _column(self, vector: str) -> Any:
-        return self._sql.Identifier(self._name(vector))
-
-    def _format(self, text: str, *parts: Any) -> Any:
-        return self._sql.SQL(text).format(*parts)
-
-    def _run(self, work: Callable[[Any], T]) -> T:
+    def _run(self, work: Callable[[PostgresTables], T]) -> T:
         """Return the result of ``work`` in a transaction, which is repeated if the connection breaks."""
         return retry(lambda: self._run_once(work), self._address.timeout, self._on_retry)
 
-    def _run_once(self, work: Callable[[Any], T]) -> T:
+    def _run_once(self, work: Callable[[PostgresTables], T]) -> T:
         connection = self._connected()
         errors = self._psycopg.errors
         try:
             with connection.transaction():
-                return work(connection)
+                return work(PostgresTables(connection, self._address))
         except (self._psycopg.OperationalError, self._psycopg.InterfaceError) as error:
             self.close()
             raise TransientError(f"{self._address}: {_said(error)}") from error
@@ -437,40 +244,31 @@ class PostgresStore(SharedStore):
             ) from None
 
 
-_VECTORS = """
-SELECT attname, atttypmod, col_description(attrelid, attnum) FROM pg_attribute
-WHERE attrelid = to_regclass(quote_ident(%s)) AND atttypid = to_regtype('vector') AND NOT attisdropped AND attnum > 0
-ORDER BY attnum
-"""
-_TABLES = """
-SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)
-AND relname NOT LIKE 'luminosity\\_%%'
-AND EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = pg_class.oid AND atttypid = to_regtype('vector') AND attnum > 0)
-AND 2 = (SELECT count(*) FROM pg_attribute WHERE attrelid = pg_class.oid AND attname IN ('id', 'payload'))
-ORDER BY relname
-"""
-_STAGED = """
-SELECT obj_description(oid) FROM pg_class
-WHERE relname LIKE 'luminosity\\_%%' AND relkind = 'r' AND obj_description(oid) IS NOT NULL
-"""
-_INDEXES = """
-SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey)
-WHERE indrelid = to_regclass(quote_ident(%s)) AND attname = %s
-"""
+def _tune(tables: PostgresTables, limit: int) -> None:
+    """Let an index find as many rows as are asked for, also with a filter."""
+    (version,) = tables.run("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+    candidates = str(max(40, min(2 * limit, _LARGEST_SEARCH)))
+    tables.run("SELECT set_config('hnsw.ef_search', %s, true)", values=[candidates])
+    if [int(each) for each in version.split(".")[:2]] >= [0, 8]:
+        tables.run("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
 
 
-def _lock(connection: Any, name: str) -> None:
-    """Hold a lock on a name until the transaction ends: another run must not create or replace the same table."""
-    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"luminosity {name}"])
-
-
-def _text(vector: Sequence[float] | None) -> str | None:
-    """Return a vector as pgvector reads it.
-
-    >>> _text([1.0, 0.5])
-    '[1.0, 0.5]'
-    """
-    return None if vector is None else str(list(vector))
+def _conditions(equal: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """Return a filter as SQL, and the values in it."""
+    parts: list[str] = []
+    values: list[Any] = []
+    for name, value in equal.items():
+        if isinstance(value, Mapping):
+            for sign, bound in value.items():
+                parts.append(
+                    " AND CASE WHEN jsonb_typeof(payload -> %s::text) = 'number' "
+                    f"THEN (payload ->> %s::text)::float8 {_SIGNS[sign]} %s::float8 ELSE false END"
+                )
+                values += [name, name, bound]
+        else:
+            parts.append(" AND payload -> %s::text = ANY(%s::jsonb[])")
+            values += [name, [json.dumps(each) for each in (value if isinstance(value, list) else [value])]]
+    return "".join(parts), values
 
 
 def _score(distance: str, value: float) -> float:
