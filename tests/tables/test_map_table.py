@@ -19,7 +19,7 @@ from luminosity import MapTable
 from luminosity.errors import TableError
 from luminosity.tables.frames import from_result, kind_of, to_frame
 from luminosity.tables.map_table import _Mapper  # pyright: ignore[reportPrivateUsage]
-from luminosity.testing import tables
+from luminosity.testing import equal_table
 from tests.both_runners import Pipelines
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_functions_of_all_kinds_in_a_pipeline(pipelines: Pipelines) -> None:
     with pipelines() as (pipeline, _):
         table = pipeline | beam.Create([TABLE.slice(0, 1), TABLE.slice(1)])
         for double in DOUBLERS:
-            assert_that(table | MapTable(double), tables(DOUBLED), double.__name__)
+            assert_that(table | MapTable(double), equal_table(DOUBLED), double.__name__)
 
 
 def longer_than(batch: pa.RecordBatch, least: int, at: Any = beam.DoFn.TimestampParam, column: str = "text") -> Any:
@@ -79,8 +79,8 @@ def test_arguments_side_inputs_and_beams_own_parameters(pipelines: Pipelines) ->
         one = table | "Argument" >> MapTable(longer_than, 4)
         two = table | "Side" >> MapTable(longer_than, beam.pvalue.AsSingleton(least), column="text")
         none = table | "None" >> MapTable(longer_than, 100)
-        assert_that(one, tables(TABLE.slice(0, 1)), "One")
-        assert_that(two, tables(TABLE.slice(0, 1)), "Two")
+        assert_that(one, equal_table(TABLE.slice(0, 1)), "One")
+        assert_that(two, equal_table(TABLE.slice(0, 1)), "Two")
         assert_that(none, equal_to([]), "An empty result is no element")
         assert one.element_type is pa.RecordBatch
 
@@ -95,7 +95,7 @@ def test_batches_that_fail_go_their_own_way(pipelines: Pipelines) -> None:
     with pipelines() as (pipeline, _):
         table = pipeline | beam.Create([TABLE.slice(0, 1), TABLE.slice(1)])
         good, bad = table | MapTable(fail_on_no).with_exception_handling(exc_class=LookupError)
-        assert_that(good, tables(TABLE.slice(0, 1)), "Good")
+        assert_that(good, equal_table(TABLE.slice(0, 1)), "Good")
         told = bad | beam.Map(lambda letter: (letter[0].num_rows, letter[1][0], "test_map_table.py:" in letter[1][1]))
         assert_that(told, equal_to([(2, LookupError, True)]), "Bad")
 
@@ -147,9 +147,9 @@ def test_objects_and_methods_are_functions_too() -> None:
         called = table | "Called" >> MapTable(Cleaner())
         method = table | "Method" >> MapTable(Cleaner().method)
         partial = table | "Partial" >> MapTable(functools.partial(double_in_polars))
-        assert_that(called, tables(TABLE.take(pa.array([0, 2]))), "C")
-        assert_that(method, tables(TABLE.slice(0, 1)), "M")
-        assert_that(partial, tables(DOUBLED), "P")
+        assert_that(called, equal_table(TABLE.take(pa.array([0, 2]))), "C")
+        assert_that(method, equal_table(TABLE.slice(0, 1)), "M")
+        assert_that(partial, equal_table(DOUBLED), "P")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from apache_beam.testing.util import BeamAssertException, assert_that
 from pyarrow import csv, feather, json, parquet
 
 from luminosity import RowsFromTable, TableFromRows
-from luminosity.testing import FakeTable, tables
+from luminosity.testing import FakeTable, equal_table
 
 COLUMNS = {
     "id": int,
@@ -75,7 +75,7 @@ def test_made_up_tables_go_through_a_pipeline() -> None:
     with beam.Pipeline("FnApiRunner") as pipeline:
         table = pipeline | beam.Create(fake.batches(rows_per_batch=30))
         again = table | RowsFromTable() | beam.Reshuffle() | TableFromRows(fake.schema)
-        assert_that(again, tables(fake.table()))
+        assert_that(again, equal_table(fake.table()))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_made_up_tables_go_through_a_pipeline() -> None:
 )
 def test_differences_are_readable(found: dict[str, Any], ordered: bool, message: str) -> None:
     with pytest.raises(BeamAssertException, match=message):
-        tables(pa.table({"a": [1, 2]}), ordered=ordered)([pa.record_batch(found)])
+        equal_table(pa.table({"a": [1, 2]}), ordered=ordered)([pa.record_batch(found)])
 
 
 def test_an_empty_table_equals_no_batches() -> None:
-    tables(pa.table({"a": pa.array([], pa.int64())}))([])
+    equal_table(pa.table({"a": pa.array([], pa.int64())}))([])
     with pytest.raises(BeamAssertException, match="found an element of type int"):
-        tables(pa.table({"a": [1]}))([3])
+        equal_table(pa.table({"a": [1]}))([3])

@@ -88,7 +88,7 @@ def test_rows_appear_together_once_and_killed_runs_leave_nothing(dsn: str) -> No
 
 
 def test_the_index_is_for_large_tables(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luminosity.io.stores.postgres._INDEX_ROWS", 2)
+    monkeypatch.setattr("luminosity.io.stores.postgres_tables._INDEX_ROWS", 2)
     if not computes_distances():
         pytest.skip("the package's pgvector builds no index on this processor")
     mode, store = WriteMode("cosine"), PostgresStore(StoreAddress(dsn, "things"))

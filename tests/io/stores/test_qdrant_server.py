@@ -16,8 +16,8 @@ from qdrant_client import models
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
 from luminosity.io.run_owner import RunOwner
+from luminosity.io.stores import address
 from luminosity.io.stores import qdrant_server as server_module
-from luminosity.io.stores import retries
 from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.kinds import open_store
 from luminosity.io.stores.qdrant_server import ServerCollection
@@ -77,8 +77,8 @@ def make(server: StandIn, name: str) -> None:
 def _waits_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only waiting move the clock, so that the speed of the machine does not matter."""
     clock = FakeClock()
-    monkeypatch.setattr(retries, "time", clock)
-    monkeypatch.setattr(server_module, "retry", partial(retries.retry, sleep=clock.sleep))
+    monkeypatch.setattr(address, "time", clock)
+    monkeypatch.setattr(server_module, "retry", partial(address.retry, sleep=clock.sleep))
 
 
 @pytest.mark.usefixtures("_waits_take_no_time")
