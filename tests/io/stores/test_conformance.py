@@ -18,10 +18,12 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import SearchVectors, WriteVectors
+from luminosity.cli.main import main
 from luminosity.core import READS, WRITES
 from luminosity.errors import StoreError
 from luminosity.io.stores.kinds import STORES, address_of, kind_of, open_store
 from luminosity.io.stores.store import Query
+from tests.answering.scripted import REVIEWS, SIZE, WordCounts
 from tests.io.stores.postgres_server import postgres_database, postgres_server
 from tests.io.stores.qdrant_server import qdrant_server
 from tests.io.stores.vectors import numbered, vectors
@@ -284,3 +286,23 @@ def test_a_stream_does_not_replace_a_store(place: Place) -> None:
 def test_many_rows_are_there_once(place: Place) -> None:
     write(place, numbered(0, 700), numbered(700, 300), batch_size=100)
     assert len(found(place)) == open_store(address_of(*place)).count() == 1_000
+
+
+class _Embedder(WordCounts):
+    """An embedder without weights, in the place of a model."""
+
+    output_type = pa.list_(pa.float32(), SIZE)
+
+
+def test_the_commands_fill_it_and_ask_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("luminosity.inference.model_names._kind_of_handler", lambda kind: lambda model: _Embedder())
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": n, **row}) + "\n" for n, row in enumerate(REVIEWS)))
+    collection = [] if place.collection is None else ["--collection", place.collection]
+    stored = ["--vector-store", place.where, *collection, "--run_dir=off", "--progress=off", "--debug"]
+    assert main(["enrich", f"{tmp_path}/in.jsonl", f"{tmp_path}/out.jsonl", "--embed=text=words", *stored]) == 0
+    assert "5 rows" in capsys.readouterr().out
+    models = ["--embed", "tests.answering.scripted:WordCounts", "--model", "tests.answering.scripted:CitesAll"]
+    assert main(["ask", place.where, "Is the kettle loud?", *collection, *models, "-k", "1", "--columns=rating"]) == 0
+    assert "(id 0, rating: 2)" in capsys.readouterr().out

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import apache_beam as beam
 import psycopg
+import pyarrow as pa
 import pytest
 
 from luminosity import WriteVectors
@@ -18,6 +23,7 @@ from luminosity.io.stores.points import Point, PointColumns, TableFacts
 from luminosity.io.stores.postgres import PostgresStore
 from luminosity.io.stores.store import Target, WriteMode
 from tests.io.stores.postgres_server import computes_distances, postgres_database, postgres_server
+from tests.io.stores.vectors import numbered
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"
 
@@ -110,3 +116,52 @@ def test_no_password_is_part_of_an_address(where: str) -> None:
 def test_a_database_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"can't be reached: .*; check the address, and that the server runs"):
         WriteVectors(f"postgresql://me@/db?host={tmp_path}", "things", vectors="v").check_reachable()
+
+
+class _KillsAtStatements:
+    """A key of the store, for which a worker asks before it connects. Then it dies once after each of ``statements``.
+
+    The number of a statement says at which of its executions in a process, so that some writes are committed by then.
+    """
+
+    def __init__(self, folder: Path, **statements: int) -> None:
+        self._folder = folder
+        self._statements = statements
+        self._test = os.getpid()
+
+    def __call__(self) -> str:
+        if psycopg.Cursor.execute.__module__ != __name__ and os.getpid() != self._test:
+            for name in ("execute", "executemany"):
+                setattr(psycopg.Cursor, name, self._dying(getattr(psycopg.Cursor, name)))
+        return "any"
+
+    def _dying(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        left = dict(self._statements)
+
+        def execute(cursor: Any, query: Any, *values: Any, **options: Any) -> Any:
+            found = real(cursor, query, *values, **options)
+            text = query if isinstance(query, str | bytes) else query.as_string(cursor)
+            for word in [each for each in left if each in str(text)]:
+                left[word] -= 1
+                if left[word] == 0 and not (self._folder / word).exists():
+                    (self._folder / word).touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        return execute
+
+
+def test_rows_are_exact_though_workers_are_killed(dsn: str, tmp_path: Path) -> None:
+    """They die in the middle of writes, in the transaction that publishes the rows, and when these are published."""
+    before, deaths = names(dsn), {"VALUES": 3, "RENAME": 1, 'IF EXISTS "luminosity': 1}
+    options = ["--runner=luminosity.LuminosityRunner", "--progress=off", "--run_dir=off", "--cpu_workers=2"]
+    with beam.Pipeline(argv=options) as pipeline:
+        batches = pipeline | beam.Create(range(0, 400, 20)) | beam.Map(numbered, 20).with_output_types(pa.RecordBatch)
+        key = _KillsAtStatements(tmp_path, **deaths)
+        _ = batches | WriteVectors(dsn, "things", vectors="vector", batch_size=10, api_key=key)
+
+    assert set(os.listdir(tmp_path)) == set(deaths)
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT id::int, payload->>'text' FROM things ORDER BY 1").fetchall()
+    assert found == [(number, f"text {number}") for number in range(400)]
+    assert names(dsn) - before == {"things"}
