@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Literal
 
-__all__ = ["Number", "number", "numbers_of"]
+__all__ = ["Number", "counter", "gauge", "number", "numbers_of"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class Number:
 def number(default: Any, meaning: str, **more: Any) -> Any:
     """Return the field of a view that holds a number. ``more`` are fields of :class:`Number`."""
     return field(default=default, metadata={"meaning": meaning, **more})
+
+
+def counter(default: Any, meaning: str, metric: str, unit: str = "count", **more: Any) -> Any:
+    """Return the field of a number that only grows during a run, and is exported as ``metric``."""
+    return number(default, meaning, metric=metric, unit=unit, **more)
+
+
+def gauge(default: Any, meaning: str, metric: str, unit: str = "count", **more: Any) -> Any:
+    """Return the field of a number that grows and shrinks, and is exported as ``metric``."""
+    return number(default, meaning, metric=metric, unit=unit, kind="gauge", **more)
 
 
 @cache

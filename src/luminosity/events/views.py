@@ -1,7 +1,7 @@
 """The state of stages, pools, workers, devices, models and streams at one moment.
 
-A number of a stage, pool, model and so on is named here once: :func:`luminosity.events.numbers.number` says next
-to the field what it means, in which unit it is, how the page shows it and what Prometheus calls it.
+A number of a stage, pool, model and so on is named here once: the functions of :mod:`luminosity.events.numbers` say
+next to the field what it means, in which unit it is, how the page shows it and what Prometheus calls it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from luminosity.events.numbers import number
+from luminosity.events.numbers import counter, gauge, number
 
 __all__ = [
     "CheckpointView",
@@ -50,8 +50,8 @@ class InferenceView:
     """
 
     step: str
-    inferences: int = number(0, "Examples that the model has computed", title="Inferences", metric="model_inferences")
-    batches: int = number(0, "Batches that the model has computed", metric="model_batches")
+    inferences: int = counter(0, "Examples that the model has computed", "model_inferences", title="Inferences")
+    batches: int = counter(0, "Batches that the model has computed", "model_batches")
     useful_cost: int = 0
     padded_cost: int = 0
     budget_cost: int = 0  # the greatest padded cost allowed
@@ -59,46 +59,42 @@ class InferenceView:
     prepare_seconds: float = 0.0  # this and the following: summed over batches
     collate_seconds: float = 0.0
     transfer_seconds: float = 0.0
-    compute_seconds: float = number(0.0, "Time of batches in the model", unit="seconds", metric="model_compute_seconds")
+    compute_seconds: float = counter(0.0, "Time of batches in the model", "model_compute_seconds", "seconds")
     return_seconds: float = 0.0
     device_busy_seconds: float = 0.0
     worker_seconds: float = 0.0  # time of the pool's workers, from the stage's first bundle to its last commit
-    out_of_memory: int = number(
-        0, "Batches that did not fit into memory", title="Too large", metric="model_out_of_memory"
+    out_of_memory: int = counter(0, "Batches that did not fit into memory", "model_out_of_memory", title="Too large")
+    loads: int = counter(
+        0, "How often workers have loaded the model, if it is known", "model_loads", exports_zero=False
     )
-    loads: int = number(
-        0, "How often workers have loaded the model, if it is known", metric="model_loads", exports_zero=False
-    )
-    load_seconds: float = number(
-        0.0, "Time of workers that loaded the model", unit="seconds", metric="model_load_seconds", exports_zero=False
+    load_seconds: float = counter(
+        0.0, "Time of workers that loaded the model", "model_load_seconds", "seconds", exports_zero=False
     )
     model_bytes: int = 0  # of one copy of the model, the mean of all loads; 0 if not known
     # The line that fits the batches' times: fixed_seconds + seconds_per_cost * padded cost; 0 and 0 if not known.
     fixed_seconds: float = 0.0
     seconds_per_cost: float = 0.0
     # The time of a batch from its start to its result, within 15%; None before the first one.
-    batch_p50_ms: float | None = number(
+    batch_p50_ms: float | None = gauge(
         None,
         "Median time of a batch from its start to its result",
-        unit="milliseconds",
+        "model_batch_p50_seconds",
+        "milliseconds",
         title="p50",
         dash=_NOT_COUNTED,
-        metric="model_batch_p50_seconds",
-        kind="gauge",
     )
-    batch_p99_ms: float | None = number(
+    batch_p99_ms: float | None = gauge(
         None,
         "The time within which 99% of batches had their result",
-        unit="milliseconds",
+        "model_batch_p99_seconds",
+        "milliseconds",
         title="p99",
         dash=_NOT_COUNTED,
-        metric="model_batch_p99_seconds",
-        kind="gauge",
     )
     # Where the model computes: on an accelerator's worker, any other worker, or a server; empty in older records.
     runs_on: Literal["device", "server", "worker", ""] = ""
-    cut_texts: int = number(
-        0, "Texts that end because the model may not write more tokens", metric="model_cut_texts", exports_zero=False
+    cut_texts: int = counter(
+        0, "Texts that end because the model may not write more tokens", "model_cut_texts", exports_zero=False
     )
     requests: int = 0  # this and the following: of a model on a server; all that were sent, also again
     retries: int = 0  # requests that were sent again
@@ -114,16 +110,11 @@ class StreamView:
     watermark: float | None = None
     behind_seconds: float | None = None  # from the watermark to now; negative if the watermark is ahead of the clock
     has_ended: bool = False  # whether the watermark has reached the end of time
-    backlog: float | None = number(
-        None,
-        "Work that waits at the stage's source, in the source's unit: bytes or records",
-        metric="stream_backlog",
-        kind="gauge",
+    backlog: float | None = gauge(
+        None, "Work that waits at the stage's source, in the source's unit: bytes or records", "stream_backlog"
     )
     # Once for each window.
-    dropped_late: int = number(
-        0, "Elements that came later than allowed and were dropped", metric="stream_late_elements"
-    )
+    dropped_late: int = counter(0, "Elements that came later than allowed and were dropped", "stream_late_elements")
 
 
 @dataclass(frozen=True)
@@ -183,48 +174,40 @@ class StageView:
     id: str
     status: Status
     by: tuple[str, ...] = ()  # the labels of the stages, or the name of the pool, that it waits for
-    elements: int = number(
-        0, "Committed elements of the stage's largest collection", title="Elements", metric="stage_elements"
+    elements: int = counter(
+        0, "Committed elements of the stage's largest collection", "stage_elements", title="Elements"
     )
     rate: float = 0.0  # elements per second, recently
-    queued: int = number(
-        0,
-        "Elements that wait in the stage's input queues",
-        title="Queue",
-        metric="stage_queued_elements",
-        kind="gauge",
-    )
-    queued_bytes: int = number(
-        0, "Bytes that wait in the stage's input queues", unit="bytes", metric="stage_queued_bytes", kind="gauge"
-    )
-    running: int = number(0, "Bundles that run now", metric="stage_running_bundles", kind="gauge")
+    queued: int = gauge(0, "Elements that wait in the stage's input queues", "stage_queued_elements", title="Queue")
+    queued_bytes: int = gauge(0, "Bytes that wait in the stage's input queues", "stage_queued_bytes", "bytes")
+    running: int = gauge(0, "Bundles that run now", "stage_running_bundles")
     workers: int = 0  # workers that run a bundle of it
     # A bundle that shares its worker counts for its slot's share.
-    busy_seconds: float = number(
+    busy_seconds: float = counter(
         0.0,
         "Time of workers in the stage's bundles",
-        unit="seconds",
+        "stage_busy_seconds",
+        "seconds",
         title="Time",
         dash="no work was done",
-        metric="stage_busy_seconds",
     )
     fraction: float | None = None  # the part of its work that is done, if known
     seconds_left: float | None = None  # estimated, if known
     inference: tuple[InferenceView, ...] = ()  # of its steps that run models
     stream: StreamView | None = None  # of a stage of a stream
     kafka: tuple[KafkaView, ...] = ()  # of its steps that read or write Kafka
-    bundles: int = number(0, "Committed bundles", metric="stage_bundles")
+    bundles: int = counter(0, "Committed bundles", "stage_bundles")
     # Of user code and of lost workers, since this start.
-    retries: int = number(0, "Failed attempts of bundles", metric="stage_retries")
+    retries: int = counter(0, "Failed attempts of bundles", "stage_retries")
     # Of workers' processes while they ran its committed bundles, all threads, since this start. Bundles that share a
     # worker get the time of their own threads and equal parts of the time of the others.
-    cpu_seconds: float = number(
+    cpu_seconds: float = counter(
         0.0,
         "CPU time of workers in the stage's committed bundles, if it is known",
-        unit="seconds",
+        "stage_cpu_seconds",
+        "seconds",
         title="CPU",
         dash=_OLD_RECORD,
-        metric="stage_cpu_seconds",
         exports_zero=False,
     )
     peak_resident: int = number(
@@ -235,11 +218,11 @@ class StageView:
         dash=_OLD_RECORD,
     )
     # Encoded, sent to other stages since this start.
-    output_bytes: int = number(
+    output_bytes: int = counter(
         0,
         "Output of the stage, estimated from a sample, if it is known",
-        unit="bytes",
-        metric="stage_output_bytes",
+        "stage_output_bytes",
+        "bytes",
         exports_zero=False,
     )
     stalls: tuple[StallView, ...] = ()  # bundles that take long, the longest first; a few at most
@@ -257,12 +240,10 @@ class PoolView:
     """The state of a pool at one moment."""
 
     name: str
-    workers: int = number(0, "Workers that are up", metric="pool_workers", kind="gauge")
+    workers: int = gauge(0, "Workers that are up", "pool_workers")
     busy: int = 0  # bundles that run
     slots: int = 0  # bundles that could run if all its workers were up
-    busy_seconds: float = number(
-        0.0, "Time in which workers of the pool had a bundle", unit="seconds", metric="pool_busy_seconds"
-    )
+    busy_seconds: float = counter(0.0, "Time in which workers of the pool had a bundle", "pool_busy_seconds", "seconds")
     busy_fraction: float = 0.0  # of the time of all its workers since the run started
     waiting: int = 0  # workers for which a cluster has no place yet
     waits_for: str = ""  # what each of these asks for, such as "1 GPU"
@@ -273,35 +254,19 @@ class DeviceView:
     """The state of an accelerator at one moment."""
 
     id: str
-    busy_fraction: float = number(
-        0.0,
-        "Part of the run's time in which the device's worker had a bundle",
-        unit="share",
-        metric="device_busy_ratio",
-        kind="gauge",
+    busy_fraction: float = gauge(
+        0.0, "Part of the run's time in which the device's worker had a bundle", "device_busy_ratio", "share"
     )
     # This and the following: as its driver reports it, if it does.
-    utilization: float | None = number(
-        None,
-        "Load of the device as its driver reports it",
-        unit="share",
-        metric="device_utilization_ratio",
-        kind="gauge",
+    utilization: float | None = gauge(
+        None, "Load of the device as its driver reports it", "device_utilization_ratio", "share"
     )
-    memory_used: int | None = number(
-        None, "Memory of the device that is in use", unit="bytes", metric="device_memory_used_bytes", kind="gauge"
-    )
-    memory_total: int | None = number(
-        None, "Memory that the device has", unit="bytes", metric="device_memory_bytes", kind="gauge"
-    )
+    memory_used: int | None = gauge(None, "Memory of the device that is in use", "device_memory_used_bytes", "bytes")
+    memory_total: int | None = gauge(None, "Memory that the device has", "device_memory_bytes", "bytes")
     mean_utilization: float | None = None  # this and the following: over the run so far
     peak_utilization: float | None = None
-    peak_memory: int | None = number(
-        None,
-        "The largest memory of the device in use during the run",
-        unit="bytes",
-        metric="device_memory_peak_bytes",
-        kind="gauge",
+    peak_memory: int | None = gauge(
+        None, "The largest memory of the device in use during the run", "device_memory_peak_bytes", "bytes"
     )
 
 
@@ -309,17 +274,16 @@ class DeviceView:
 class MemoryUse:
     """The bytes that the engine holds between stages."""
 
-    used: int = number(0, "Memory that holds data between stages", unit="bytes", metric="run_data_bytes", kind="gauge")
+    used: int = gauge(0, "Memory that holds data between stages", "run_data_bytes", "bytes")
     peak: int = 0
-    limit: int = number(
+    limit: int = gauge(
         0,
         "Memory for data between stages, beyond which data is spilled to disk",
-        unit="bytes",
-        metric="run_data_limit_bytes",
-        kind="gauge",
+        "run_data_limit_bytes",
+        "bytes",
         exports_zero=False,
     )
-    spilled: int = number(0, "Data between stages that was written to disk", unit="bytes", metric="run_spilled_bytes")
+    spilled: int = counter(0, "Data between stages that was written to disk", "run_spilled_bytes", "bytes")
     objects: int = 0  # blocks in the stores of a cluster, without second copies; not among those in use
 
 
@@ -327,21 +291,15 @@ class MemoryUse:
 class ProcessMemory:
     """The memory of this process and its descendants; 0 if the system does not report it."""
 
-    used: int = number(
+    used: int = gauge(
         0,
         "Memory of the run's processes; pages that several share count once",
-        unit="bytes",
-        metric="run_resident_bytes",
-        kind="gauge",
+        "run_resident_bytes",
+        "bytes",
         exports_zero=False,
     )
-    peak: int = number(
-        0,
-        "The largest memory of the run's processes so far",
-        unit="bytes",
-        metric="run_resident_peak_bytes",
-        kind="gauge",
-        exports_zero=False,
+    peak: int = gauge(
+        0, "The largest memory of the run's processes so far", "run_resident_peak_bytes", "bytes", exports_zero=False
     )
 
 
@@ -377,16 +335,11 @@ class NodeView:
 class CheckpointView:
     """The checkpoints of a durable run."""
 
-    count: int = number(0, "Checkpoints since the run's last start", metric="checkpoints")
+    count: int = counter(0, "Checkpoints since the run's last start", "checkpoints")
     last_at: float | None = None  # when the last one was complete, in seconds since the run started
     last_seconds: float = 0.0  # how long it took
-    folder_bytes: int = number(
-        0,
-        "Disk space of the checkpoint folder",
-        unit="bytes",
-        metric="checkpoint_folder_bytes",
-        kind="gauge",
-        exports_zero=False,
+    folder_bytes: int = gauge(
+        0, "Disk space of the checkpoint folder", "checkpoint_folder_bytes", "bytes", exports_zero=False
     )
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import apache_beam as beam
@@ -30,6 +30,51 @@ _LOGGER = logging.getLogger(__name__)
 _LOOK_EVERY_S = 360.0  # as often as Beam's WatchFilePattern
 
 Collection: TypeAlias = Any  # Beam annotates the result of | as PValue for every transform.
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """Where new versions of the model come from, and when to look for them."""
+
+    metadata: Collection | None
+    pattern: str | None
+    registry: bool
+    interval: float | None
+    until: Any
+
+    def __post_init__(self) -> None:
+        """Raise ``InvalidArgument`` if new versions come from two places, or times are given without a place."""
+        given = {
+            "model_metadata_pcoll": self.metadata is not None,
+            "watch_model_pattern": self.pattern is not None,
+            "watch_registry": self.registry,
+        }
+        found = [name for name, is_given in given.items() if is_given]
+        if len(found) > 1:
+            raise InvalidArgument(f"found {' and '.join(found)}, expected one of them")
+        if (self.interval, self.until) != (None, None) and not (self.pattern or self.registry):
+            raise InvalidArgument(
+                "found interval or stop_timestamp without watch_model_pattern or watch_registry",
+                fix="pass watch_model_pattern or watch_registry, too",
+            )
+
+    def watch(self, models: ModelSet, pinned: PinnedModels) -> Watch | RegistryWatch | None:
+        """Return what workers watch, if anything."""
+        until = float(MAX_TIMESTAMP if self.until is None else Timestamp.of(self.until))
+        interval = _LOOK_EVERY_S if self.interval is None else float(self.interval)
+        if self.registry:
+            return registry_watch(models, pinned.registered, interval, until)
+        if self.pattern is None:
+            return None
+        watch = Watch(self.pattern, interval, until)
+        if watch.is_per_key != models.is_keyed:
+            wanted = (
+                "{key} in it, because each key has its own model"
+                if models.is_keyed
+                else "no {key}, as there are no keys"
+            )
+            raise InvalidArgument(f"found watch_model_pattern={watch.pattern!r}, expected {wanted}")
+        return watch
 
 
 class RunInference(ModelTransform):
@@ -109,16 +154,11 @@ class RunInference(ModelTransform):
                 "model host replaces it",
                 fix="leave model_manager_args out",
             )
-        _check_updates(model_metadata_pcoll, watch_model_pattern, watch_registry, (interval, stop_timestamp))
         self._model_handler = model_handler
         self._clock = clock
         self._inference_args = inference_args
         self._metrics_namespace = metrics_namespace
-        self._model_metadata_pcoll = model_metadata_pcoll
-        self._watch_model_pattern = watch_model_pattern
-        self._watch_registry = watch_registry
-        self._interval = interval
-        self._stop_timestamp = stop_timestamp
+        self._updates = _Updates(model_metadata_pcoll, watch_model_pattern, watch_registry, interval, stop_timestamp)
         self._step_id = uuid.uuid4().hex
         self._model_tag = model_identifier or self._step_id
         self._monitoring_transform = monitoring_transform
@@ -170,7 +210,7 @@ class RunInference(ModelTransform):
         pinned = pin_models(self._model_handler, examples.pipeline)
         models = ModelSet(pinned.handler)
         check_batching(models.handlers.values())
-        if self._watch_model_pattern is not None or self._model_metadata_pcoll is not None:
+        if self._updates.pattern is not None or self._updates.metadata is not None:
             for name in models.without_updates():
                 _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
         elif not models.is_keyed or self._handling is None:  # otherwise the other keys' examples may succeed
@@ -192,7 +232,7 @@ class RunInference(ModelTransform):
         self, examples: Collection, handler: ModelHandler[Any, Any, Any], models: ModelSet, settings: StepSettings
     ) -> Collection:
         """Apply Prepare and Infer; with several Infer steps if models need different resources."""
-        metadata = self._model_metadata_pcoll
+        metadata = self._updates.metadata
         side_input = None if metadata is None else pvalue.AsSingleton(metadata)
         prepared = examples | "Prepare" >> beam.ParDo(PrepareDoFn(models, settings)).with_output_types(PreparedBlock)
         groups = list(by_needs({name: ModelNeeds.of(each, self._hints) for name, each in models.handlers.items()}))
@@ -208,7 +248,7 @@ class RunInference(ModelTransform):
         return results[0] if len(results) == 1 else results | beam.Flatten()
 
     def _settings(self, examples: Collection, models: ModelSet, pinned: PinnedModels) -> StepSettings:
-        metadata = self._model_metadata_pcoll
+        metadata = self._updates.metadata
         settings = StepSettings(
             step_id=self._step_id,
             model_tag=self._model_tag,
@@ -217,29 +257,10 @@ class RunInference(ModelTransform):
             clock=self._clock,
             load_late=metadata is not None,
             updates_may_lag=metadata is None or isinstance(metadata.windowing.windowfn, window.GlobalWindows),
-            watch=self._watch(models, pinned),
+            watch=self._updates.watch(models, pinned),
             registered=pinned.registered,
         )
         return self._settings_for(examples, settings)
-
-    def _watch(self, models: ModelSet, pinned: PinnedModels) -> Watch | RegistryWatch | None:
-        until = MAX_TIMESTAMP if self._stop_timestamp is None else Timestamp.of(self._stop_timestamp)
-        interval = _LOOK_EVERY_S if self._interval is None else float(self._interval)
-        if self._watch_registry:
-            return registry_watch(models, pinned.registered, interval, float(until))
-        if self._watch_model_pattern is None:
-            return None
-        watch = Watch(self._watch_model_pattern, interval, float(until))
-        if watch.is_per_key != models.is_keyed:
-            raise InvalidArgument(
-                f"found watch_model_pattern={watch.pattern!r}, expected "
-                + (
-                    "{key} in it, because each key has its own model"
-                    if models.is_keyed
-                    else "no {key}, as there are no keys"
-                )
-            )
-        return watch
 
     def _apply_functions(
         self, values: Collection, functions: Sequence[Callable[[Any], Any]], label: str
@@ -258,20 +279,3 @@ class RunInference(ModelTransform):
 
 def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
     return block.model in names
-
-
-def _check_updates(metadata: Any, pattern: str | None, registry: bool, when: tuple[Any, Any]) -> None:
-    """Raise ``InvalidArgument`` if new versions come from two places, or times are given without a place."""
-    given = {
-        "model_metadata_pcoll": metadata is not None,
-        "watch_model_pattern": pattern is not None,
-        "watch_registry": registry,
-    }
-    found = [name for name, is_given in given.items() if is_given]
-    if len(found) > 1:
-        raise InvalidArgument(f"found {' and '.join(found)}, expected one of them")
-    if when != (None, None) and not (pattern or registry):
-        raise InvalidArgument(
-            "found interval or stop_timestamp without watch_model_pattern or watch_registry",
-            fix="pass watch_model_pattern or watch_registry, too",
-        )

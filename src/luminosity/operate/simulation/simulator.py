@@ -6,9 +6,9 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
 
 import numpy as np
 
@@ -27,8 +27,6 @@ _SUMMED_DRAWS = 12  # bundles that are drawn one by one; the mean of more is clo
 _LONGEST_S = 10 * 365 * 86_400.0  # a simulation that gets here makes no progress
 _MOST_LOST = 100_000  # workers: each takes some time to simulate
 _TINY = 1e-9  # of all rows: rounding
-
-_Kind = Literal["up", "done", "lose", "look", "point"]
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,10 @@ class _Simulation:
             most = max(_FEWEST_BUNDLES, _BUNDLES_PER_WORKER * stage.pool.model.most_workers)
             stage.bundle_rows = max(stage.model.rows_per_bundle, workload.rows / most)
         self._latest_first = self._stages[::-1]
+        self._enough = workload.rows * (1 - _TINY)  # rows of a stage that is done
         self._spread = {stage.model.id: self._bootstrapped(stage.model) for stage in self._stages}
-        self._heap: list[tuple[float, int, _Kind, _Worker | None, _Bundle | None]] = []
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        """What will happen, the next first: its time, a number that keeps equal times in order, and a function."""
         self._numbers = itertools.count()
         self._now = 0.0
         self._demand = 0.0  # cores that running bundles use
@@ -135,14 +135,14 @@ class _Simulation:
         for pool in self._pools.values():
             self._start_workers(pool)
         self._every = self._estimate() / _POINTS
-        self._push(self._every, "point")
+        self._push(self._every, self._next_point)
         if any(pool.model.autoscale is not None for pool in self._pools.values()):
-            self._push(LOOK_EVERY_S, "look")
+            self._push(LOOK_EVERY_S, self._look_at_pools)
         for seconds in self._workload.lost_at:
-            self._push(seconds, "lose")
+            self._push(seconds, self._lose)
         self._dispatch()
         while not self._is_done():
-            self._now, _, kind, worker, bundle = heapq.heappop(self._heap)
+            self._now, _, happen = heapq.heappop(self._heap)
             if self._now > _LONGEST_S:
                 raise OptionError(
                     "the simulated run takes more than 10 years, which no forecast can tell",
@@ -153,24 +153,7 @@ class _Simulation:
                     f"the simulated run loses more than {_MOST_LOST:,} workers, and does little work between",
                     fix="lower the rate of --preempt",
                 )
-            if kind == "done" and worker is not None:
-                if worker.bundle is bundle:
-                    self._finish(worker)
-            elif kind == "up" and worker is not None:
-                if not worker.is_gone:
-                    self._come_up(worker)
-            elif kind == "lose":
-                self._lose(worker)
-            elif kind == "look":
-                for pool in self._pools.values():
-                    self._look(pool)
-                self._push(self._now + LOOK_EVERY_S, "look")
-            else:
-                self._note_point()
-                if len(self._points) >= 4 * _POINTS:
-                    self._thin_points()  # the run takes longer than was estimated
-                self._push(self._now + self._every, "point")
-                continue
+            happen()
             self._dispatch()
         return self._outcome()
 
@@ -182,16 +165,18 @@ class _Simulation:
             at = self._now + pool.model.startup_seconds + started * pool.model.start_gap
             worker = _Worker(pool, at)
             pool.workers.append(worker)
-            self._push(at + pool.model.load_seconds, "up", worker)
+            self._push(at + pool.model.load_seconds, partial(self._come_up, worker))
             started += 1
         pool.most = max(pool.most, len(pool.workers))
 
     def _come_up(self, worker: _Worker) -> None:
+        if worker.is_gone:
+            return
         worker.is_up = True
         worker.pool.free.append(worker)
         if self._workload.preempted_per_hour > 0:
             hours = float(self._random.exponential(1 / self._workload.preempted_per_hour))
-            self._push(self._now + 3600 * hours, "lose", worker)
+            self._push(self._now + 3600 * hours, partial(self._lose, worker))
 
     def _end(self, worker: _Worker) -> None:
         worker.is_gone = True
@@ -201,7 +186,7 @@ class _Simulation:
             pool.free.remove(worker)
         pool.worker_seconds += max(0.0, self._now - worker.started_at)
 
-    def _lose(self, worker: _Worker | None) -> None:
+    def _lose(self, worker: _Worker | None = None) -> None:
         """Lose a worker: what it ran since its last real bundle is done again, and another worker starts."""
         if worker is None:
             worker = next((each for pool in self._pools.values() for each in pool.workers if each.is_up), None)
@@ -220,6 +205,11 @@ class _Simulation:
             bundle.stage.again += bundle.rows - done
         self._end(worker)
         self._start_workers(worker.pool)
+
+    def _look_at_pools(self) -> None:
+        for pool in self._pools.values():
+            self._look(pool)
+        self._push(self._now + LOOK_EVERY_S, self._look_at_pools)
 
     def _look(self, pool: _Pool) -> None:
         """Double a pool whose workers were all busy while more work waits; end workers that had nothing to do."""
@@ -259,13 +249,13 @@ class _Simulation:
         left = self._workload.rows - stage.taken + stage.again
         fair = left / (2 * max(1, len(stage.pool.workers)))
         rows = min(stage.bundle_rows, max(stage.bundle_rows / _FINEST, fair))
-        is_all_there = stage.taken - stage.again + ready >= self._workload.rows * (1 - _TINY)
+        is_all_there = stage.taken - stage.again + ready >= self._enough
         if ready < rows and not is_all_there and stage.running:
             return 0.0  # more comes, and the stage has work: a larger bundle is simulated faster
         return min(rows, ready)
 
     def _queued(self, stage: _Stage) -> float:
-        if any(gate.done < self._workload.rows * (1 - _TINY) for gate in stage.gates):
+        if any(gate.done < self._enough for gate in stage.gates):
             return 0.0
         arrived = min((writer.done for writer in stage.before), default=self._workload.rows)
         return arrived - stage.taken + stage.again
@@ -293,12 +283,13 @@ class _Simulation:
             computing = min(1.0, stage.model.cores)
             seconds *= 1 + computing * (self._demand / self._workload.cores - 1)
         worker.bundle = _Bundle(stage, rows, self._now, seconds)
-        self._push(self._now + seconds, "done", worker, worker.bundle)
+        self._push(self._now + seconds, partial(self._finish, worker, worker.bundle))
 
-    def _finish(self, worker: _Worker) -> None:
-        assert worker.bundle is not None
-        worker.bundle.stage.done += worker.bundle.rows
-        self._leave(worker, worker.bundle.seconds)
+    def _finish(self, worker: _Worker, bundle: _Bundle) -> None:
+        if worker.bundle is not bundle:
+            return  # the worker was lost meanwhile
+        bundle.stage.done += bundle.rows
+        self._leave(worker, bundle.seconds)
         if len(worker.pool.workers) > worker.pool.target:
             self._end(worker)
         else:
@@ -331,8 +322,7 @@ class _Simulation:
     # Looking at it
 
     def _is_done(self) -> bool:
-        enough = self._workload.rows * (1 - _TINY)
-        return all(stage.done >= enough for stage in self._stages)
+        return all(stage.done >= self._enough for stage in self._stages)
 
     def _estimate(self) -> float:
         """Return about how long the run takes: the work of the pool that has the most for each worker."""
@@ -342,6 +332,12 @@ class _Simulation:
         each = (seconds / self._pools[name].model.most_workers for name, seconds in work.items())
         start = max((pool.model.startup_seconds + pool.model.load_seconds for pool in self._pools.values()), default=0)
         return max(1e-3, max(each, default=0.0) + start)
+
+    def _next_point(self) -> None:
+        self._note_point()
+        if len(self._points) >= 4 * _POINTS:
+            self._thin_points()  # the run takes longer than was estimated
+        self._push(self._now + self._every, self._next_point)
 
     def _note_point(self) -> None:
         for stage in self._stages:
@@ -371,7 +367,7 @@ class _Simulation:
         return pool.busy_seconds + sum(self._now - bundle.started_at for bundle in running)
 
     def _state(self, stage: _Stage) -> str:
-        if stage.done >= self._workload.rows * (1 - _TINY):
+        if stage.done >= self._enough:
             return "done"
         has_input = self._queued(stage) > _TINY * self._workload.rows
         if has_input and self._is_held_back(stage):
@@ -381,7 +377,7 @@ class _Simulation:
             return f"needs worker: {stage.pool.model.name}"
         if stage.running or has_input:
             return "busy"
-        behind = [w for w in (*stage.gates, *stage.before) if w.done < self._workload.rows * (1 - _TINY)]
+        behind = [w for w in (*stage.gates, *stage.before) if w.done < self._enough]
         return f"starved by {behind[0].model.label}" if behind else "busy"
 
     def _outcome(self) -> Outcome:
@@ -401,8 +397,8 @@ class _Simulation:
             tuple(self._points),
         )
 
-    def _push(self, at: float, kind: _Kind, worker: _Worker | None = None, bundle: _Bundle | None = None) -> None:
-        heapq.heappush(self._heap, (at, next(self._numbers), kind, worker, bundle))
+    def _push(self, at: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at, next(self._numbers), happen))
 
 
 def _first_workers(model: PoolModel) -> int:
