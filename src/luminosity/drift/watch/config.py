@@ -10,12 +10,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from luminosity._shared.text import parse_duration
+from luminosity._shared.toml_tables import TomlTable, read_toml
 from luminosity.drift.contract import DriftTest
 from luminosity.drift.history import MMD
 from luminosity.drift.registry import DEFAULT_TEST, drift_test
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.state import Silence, drift_folder
-from luminosity.drift.watch.toml_reader import TomlTable, read_toml
 from luminosity.errors import DriftError
 
 __all__ = ["FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]
@@ -131,7 +131,7 @@ class WatchConfig:
 
 def read_config(path: str) -> WatchConfig:
     """Read and check a configuration. Errors name file and line, what was found and what was expected."""
-    table = read_toml(path)
+    table = read_toml(path, lambda message, fix: DriftError(message, fix=fix))
     folder = os.path.dirname(os.path.abspath(path))
     stem = os.path.splitext(os.path.basename(path))[0]
     history = table.text("history")
