@@ -246,9 +246,9 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"],
-            "found --bandwidth with --kernel linear, which has no bandwidth; remove --bandwidth",
+            "found a bandwidth with the kernel linear, which has none; remove the bandwidth",
         ),
-        (["old.npy", "new.npy", "--permutations=10"], "--permutations=10: expected at least 19"),
+        (["old.npy", "new.npy", "--permutations=10"], "found 10 permutations, expected at least 19"),
         (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
         (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
         (["old.npy", "one.npy"], "one.npy has one row to compare; expected at least 2"),

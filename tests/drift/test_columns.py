@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.pipeline import PipelineVisitor
+from apache_beam.pvalue import AsDict, AsMultiMap
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from scipy import stats as scipy_stats
@@ -164,3 +166,42 @@ def test_a_pipeline_gives_the_result_of_the_function_for_each_key_and_window(tmp
     with pytest.raises(DriftError, match=r"found level=1.5, expected a number between 0 and 1"):
         ColumnTest(before, level=1.5)
     assert math.isnan(column_test(before, before).columns[-1].statistic) is False
+
+
+def test_windows_that_can_not_be_tested_become_failures() -> None:
+    rows = [TimestampedValue({"age": at, "land": "de"}, at) for at in (*range(50), 60)]
+    before = {"age": list(range(50))}
+
+    def failed(found: list[Any]) -> None:
+        ((key, (kind, text, trace)),) = found
+        assert (key, kind) == (None, DriftError)
+        assert "the window [50.0, 100.0): the current sample has 1 rows, expected at least 2" in text
+        assert "DriftError" in trace[-1]
+
+    def tested(found: list[Any]) -> None:
+        assert [(each.current_rows, each.drift) for each in found] == [(50, False)]
+
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        current: Any = pipeline | beam.Create(rows) | beam.WindowInto(FixedWindows(50))
+        results, failures = current | ColumnTest(before, column="age").with_exception_handling()
+        assert_that(results, tested, label="results")
+        assert_that(failures, failed, label="failures")
+        _, none = current | "ByKey" >> ColumnTest({**before, "land": ["de"] * 50}, by="land").with_exception_handling()
+        assert_that(none, equal_to([]), label="a key with one row is not tested, which is no failure")
+
+
+def test_the_reference_is_looked_up_by_key() -> None:
+    """A worker must not hold the summaries of all keys."""
+    seen: dict[str, list[type]] = {}
+
+    class Steps(PipelineVisitor):
+        def visit_transform(self, transform_node: Any) -> None:
+            seen[transform_node.full_label] = [type(each) for each in transform_node.side_inputs]
+
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        rows = pipeline | beam.Create([{"k": "a", "n": 1}])
+        _ = rows | "Test" >> ColumnTest({"k": ["a", "b"], "n": [1, 2]}, by="k")
+        pipeline.visit(Steps())
+    (compare,) = (kinds for name, kinds in seen.items() if name.startswith("Test/Compare"))
+    assert compare == [AsMultiMap]
+    assert AsDict not in {kind for kinds in seen.values() for kind in kinds}

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that
 
-from luminosity.drift import Comparison, DriftHistory, DriftResult, DriftTest, RecordDrift
+from luminosity.cli.main import main
+from luminosity.drift import Comparison, DriftHistory, DriftOption, DriftResult, DriftTest, RecordDrift
 from luminosity.drift.registry import TESTS, drift_test
 from luminosity.errors import DriftError
-from tests.drift.conformance import check_drift_test
+from luminosity.testing import check_drift_test
 
 _RANDOM = np.random.default_rng(0)
 _JANUARY = _RANDOM.normal(size=(300, 3))
@@ -107,23 +108,35 @@ class _MeanComparison(Comparison[_MeanResult]):
         return {"rows_read": [self.result.reference_rows, self.result.current_rows], "rows_skipped": [0, 0]}
 
 
+@dataclass(frozen=True)
 class _Mean(DriftTest):
-    """A user's own test: the z-test of the mean of all numbers."""
+    """A user's own test: the z-test of the mean of all numbers. Shifts up to ``ignored`` do not count."""
 
     name: ClassVar[str] = "mean"
     reads: ClassVar[Literal["rows", "columns"]] = "rows"
     effect_name: ClassVar[str] = "shift"
     largest_effect: ClassVar[float] = np.inf
+    summary: ClassVar[str] = "compares the mean of all numbers"
+    options: ClassVar[tuple[DriftOption, ...]] = (
+        DriftOption("ignored_shift", "number", "a shift that does not matter", "0"),
+        DriftOption("permutations", "whole number", "is not used", least=7),  # mmd has another option of this name
+    )
+
+    ignored: float = 0.0
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], level: float) -> _Mean:
-        return cls()
+        return cls(options.get("ignored_shift", 0.0))
+
+    def settings(self) -> dict[str, Any]:
+        return {"ignored_shift": self.ignored}
 
     def compare(self, reference: Any, current: Any, *, level: float, seed: int, **_: Any) -> _MeanComparison:
         from scipy.stats import norm
 
+        reference, current = (np.asarray(getattr(each, "rows", each)) for each in (reference, current))
         means = [each.mean(axis=1) for each in (reference, current)]
-        shift = abs(means[1].mean() - means[0].mean())
+        shift = max(0.0, abs(means[1].mean() - means[0].mean()) - self.ignored)
         spread = np.hypot(*(each.std(ddof=1) / len(each) ** 0.5 for each in means))
         p_value = float(2 * norm.sf(shift / spread))
         return _MeanComparison(_MeanResult(float(shift), p_value, level, len(reference), len(current)))
@@ -136,8 +149,72 @@ class _Mean(DriftTest):
         raise NotImplementedError
 
     def rows_of(self, sample: Any) -> int:
-        return len(sample)
+        return len(getattr(sample, "rows", sample))
 
 
 def test_a_test_of_your_own_passes_through_the_same_door(tmp_path: Path) -> None:
     check_drift_test(_Mean(), (_JANUARY, _SAME), (_JANUARY, _FEBRUARY), tmp_path)
+
+
+def test_the_suite_says_what_a_test_does_not_keep(tmp_path: Path) -> None:
+    class Blind(_Mean):
+        largest_effect: ClassVar[float] = 0.0
+
+    with pytest.raises(AssertionError, match="expected that the effect is at most largest_effect"):
+        check_drift_test(Blind(), (_JANUARY, _SAME), (_JANUARY, _FEBRUARY), tmp_path)
+    with pytest.raises(AssertionError, match="one distribution: found 'drift', expected 'no drift'"):
+        check_drift_test(_Mean(), (_JANUARY, _FEBRUARY), (_JANUARY, _FEBRUARY), tmp_path)
+
+
+@pytest.fixture
+def third_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Register a third test, with its line alone, and write two samples."""
+    monkeypatch.setitem(TESTS, "mean", _Mean)
+    np.save(tmp_path / "old.npy", _JANUARY)
+    np.save(tmp_path / "new.npy", _FEBRUARY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_takes_the_options_of_a_third_test(third_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--permutations=8"]) == 3
+    assert capsys.readouterr().out.startswith("drift: p = ")
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--ignored-shift=1.5", "--json"]) == 0
+    assert '"ignored_shift": 1.5' in capsys.readouterr().out
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--permutations=5"]) == 1
+    assert "--permutations=5: expected a whole number from 7" in capsys.readouterr().err
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--kernel=rbf"]) == 1
+    assert "found --kernel, which the test 'mean' does not have; it takes --ignored" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["drift", "old.npy", "new.npy", "--test=mean", "--ignored-shift=much"])
+    assert "'much': expected a number above 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["drift", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mean compares the mean of all numbers" in said
+    assert "--test mean: a shift that does not matter (default: 0)" in said
+
+
+def test_a_watch_takes_the_options_of_a_third_test(third_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = 'history = "h.sqlite"\n[[watch]]\nname = "w"\nreference = "old.npy"\ncurrent = "new.npy"\ntest = "mean"\n'
+    for line, code, said in (
+        ("ignored_shift = 1.5", 0, "0 keys drift"),
+        ("", 3, "drift began: p = "),
+        ("ignored_shift = 'much'", 2, "watch.toml:7: found ignored_shift='much', expected a number above 0"),
+        ("kernel = 'rbf'", 2, "watch.toml:7: found kernel, which the test 'mean' does not have; remove kernel"),
+    ):
+        (third_test / "watch.toml").write_text(f"{watch}{line}\n")
+        assert main(["drift", "watch", "watch.toml", "--once"]) == code, line
+        printed = capsys.readouterr()
+        assert said in printed.out + printed.err
+
+
+def test_a_watch_takes_all_options_of_mmd(third_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = '[[watch]]\nname = "w"\nreference = "old.npy"\ncurrent = "new.npy"\n'
+    (third_test / "watch.toml").write_text(f'history = "h.sqlite"\n{watch}kernel = "laplacian"\nbandwidth = [0.5, 2]\n')
+    assert main(["drift", "watch", "watch.toml", "--once"]) == 3
+    (row,) = DriftHistory("h.sqlite").last(str(third_test / "old.npy"))
+    assert (row.drift, row.kernel) == (True, "laplacian")
+    (third_test / "watch.toml").write_text(f'{watch}kernel = "linear"\nbandwidth = 2\n')
+    assert main(["drift", "watch", "watch.toml", "--once"]) == 2
+    assert "watch.toml:5: found a bandwidth with the kernel linear, which has none" in capsys.readouterr().err

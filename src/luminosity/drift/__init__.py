@@ -11,9 +11,9 @@ from luminosity._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from luminosity.drift.by_key import KeyedComparison, compare_keys
-    from luminosity.drift.columns import ColumnResult, ColumnTest, ColumnTestResult, column_test
+    from luminosity.drift.columns import ColumnResult, ColumnTestResult, column_test
     from luminosity.drift.compare import SampleComparison, compare_samples
-    from luminosity.drift.contract import Comparison, DriftTest
+    from luminosity.drift.contract import Comparison, DriftOption, DriftTest
     from luminosity.drift.distances import distance_blocks, pairwise_distances
     from luminosity.drift.history import DriftHistory, PastTest
     from luminosity.drift.kernels import RBF, Aggregate, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         prepare_samples,
         sample_rows,
     )
+    from luminosity.drift.transforms.column_transforms import ColumnTest
     from luminosity.drift.transforms.mmd_transforms import MMD, MMDTest
     from luminosity.drift.transforms.pca_transforms import ApplyPCA, FitPCA
     from luminosity.drift.watch.record_drift import RecordDrift
@@ -56,6 +57,7 @@ __all__ = [
     "DetectDrift",
     "DriftAlert",
     "DriftHistory",
+    "DriftOption",
     "DriftResult",
     "DriftTest",
     "Extremes",

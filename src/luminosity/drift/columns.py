@@ -13,43 +13,21 @@ It needs one pass over the rows and bounded memory, because it compares summarie
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
-
-import apache_beam as beam
-import numpy as np
-import pyarrow as pa
-from apache_beam.pvalue import AsDict, AsSingleton
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from luminosity._shared.text import list_some
 from luminosity.drift.contract import Comparison, DriftTest
 from luminosity.drift.result import Details, DriftResult, Progress
-from luminosity.drift.transforms.reference_source import ReadFiles
 from luminosity.errors import DriftError
-from luminosity.evaluation.columns import codes_of, column_of, plain_value, row_as_dict
-from luminosity.evaluation.description.changes import column_parts
-from luminosity.evaluation.description.describe_table import (
-    DescriptionState,
-    SummariseFn,
-    combined,
-    describe_states,
-    state_of,
-)
-from luminosity.evaluation.description.result import column_section
 from luminosity.report_page.document import section, table
 from luminosity.report_page.markup import MISSING, Markup, plain
 
-__all__ = [
-    "ColumnComparison",
-    "ColumnDrift",
-    "ColumnResult",
-    "ColumnTest",
-    "ColumnTestResult",
-    "column_test",
-    "rows_by_key",
-]
+if TYPE_CHECKING:  # This imports Beam, which takes a second: not for the help of the command.
+    from luminosity.evaluation.description.describe_table import DescriptionState
+
+__all__ = ["ColumnComparison", "ColumnDrift", "ColumnResult", "ColumnTestResult", "column_test"]
 
 _SHOWN = 3  # columns in the line of a verdict
 _DRAWN = 10  # columns that drifted whose charts a report shows
@@ -175,6 +153,9 @@ class ColumnComparison(Comparison[ColumnTestResult]):
         self, details: tuple[Details, Details] | None, progress: Progress | None
     ) -> tuple[Sequence[Markup], str]:
         """Draw the columns that drifted beside those of the reference."""
+        from luminosity.evaluation.description.describe_table import describe_states
+        from luminosity.evaluation.description.result import column_section
+
         described = describe_states(self.current, self.reference)
         names = [name for name in self.result.drifted if name in described.columns][:_DRAWN]
         drawn = [column_section(described, described.columns[name]) for name in names]
@@ -189,6 +170,10 @@ class ColumnDrift(DriftTest):
     reads: ClassVar[Literal["rows", "columns"]] = "columns"
     effect_name: ClassVar[str] = ColumnTestResult.effect_name
     largest_effect: ClassVar[float] = 1.0
+    libraries: ClassVar[tuple[str, ...]] = ColumnTestResult.libraries
+    summary: ClassVar[str] = (
+        "compares each column of a table on its own: Kolmogorov-Smirnov for numbers, chi-squared for categories"
+    )
 
     columns: tuple[str, ...] | None = None
 
@@ -219,8 +204,10 @@ class ColumnDrift(DriftTest):
         p_value = 1.0 if bool(reference_rows) == bool(current_rows) else 0.0
         return ColumnTestResult((), p_value, level, reference_rows, current_rows, p_value)
 
-    def transform(self, reference: Any, *, level: float = 0.05, seed: int = 0, **columns: Any) -> ColumnTest:
+    def transform(self, reference: Any, *, level: float = 0.05, seed: int = 0, **columns: Any) -> Any:
         """Return ``ColumnTest``."""
+        from luminosity.drift.transforms.column_transforms import ColumnTest
+
         columns.setdefault("column", self.columns)
         return ColumnTest(reference, level=level, **columns)
 
@@ -229,6 +216,10 @@ class ColumnDrift(DriftTest):
         return self._state(sample).rows
 
     def _state(self, sample: Any) -> DescriptionState:
+        import numpy as np
+
+        from luminosity.evaluation.description.describe_table import DescriptionState, state_of
+
         if not isinstance(sample, DescriptionState):
             if isinstance(sample, np.ndarray):
                 sample = {str(at): column for at, column in enumerate(np.atleast_2d(sample.T))}
@@ -243,6 +234,7 @@ def column_test(reference: Any, current: Any, columns: Sequence[str] | None = No
     Tables are ``pyarrow.Table``, record batches, iterables of record batches or rows, dictionaries of columns, or
     matrices. The result is a ``ColumnTestResult``.
 
+    >>> import numpy as np
     >>> random = np.random.default_rng(0)
     >>> january = {"age": random.normal(40, 9, 500), "plan": random.choice(["free", "paid"], 500)}
     >>> february = {"age": random.normal(40, 9, 500), "plan": random.choice(["free", "paid"], 500, p=[0.3, 0.7])}
@@ -274,6 +266,8 @@ def _result(reference: DescriptionState, current: DescriptionState, level: float
 
 def _column(name: str, reference: DescriptionState, current: DescriptionState, rows: tuple[int, int]) -> ColumnResult:
     """Compare a column. Several aspects of it share its p-value by Bonferroni's method."""
+    from luminosity.evaluation.description.changes import column_parts
+
     sides = reference.summaries.get(name), current.summaries.get(name)
     parts = column_parts(*sides, rows)
     kind = next((side.kind for side in reversed(sides) if side is not None and side.kind is not None), "nulls")
@@ -290,131 +284,3 @@ def _smallest(rows: tuple[int, int], tests: int) -> float:
     """Return the p-value of samples that have nothing in common: two orders of the rows are as far apart."""
     orders = math.lgamma(sum(rows) + 1) - math.lgamma(rows[0] + 1) - math.lgamma(rows[1] + 1)
     return min(1.0, tests * 2 * math.exp(-orders))
-
-
-class ColumnTest(beam.PTransform[Any, Any]):
-    """Tests for each column of a table whether it has drifted from a reference, in one pass and bounded memory.
-
-    Returns one ``ColumnTestResult``, or ``(key, ColumnTestResult)`` pairs. A key that only one sample has is drift,
-    too: its ``verdict`` is ``"gone"`` or ``"new"``.
-
-    >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:
-    ...     rows = pipeline | beam.Create([{"age": age} for age in range(50, 100)])
-    ...     _ = rows | ColumnTest({"age": range(50)}) | beam.Map(lambda result: print(result.drift, result.drifted))
-    True ['age']
-
-    Elements are record batches, or rows: dicts, Beam Rows, NamedTuples or dataclasses. The result is that of
-    ``column_test``, however the rows are distributed over bundles and workers. With windows, there is one result for
-    each window, all against one reference.
-
-    Args:
-        reference: a PCollection of the same kind; a path of Parquet files, which may have ``*`` in it; or a table in
-            memory, which is summarised when the pipeline is built.
-        column: the columns to compare; by default all.
-        by: the column with keys; there is one result for each key of either sample. The summaries of all keys of the
-            reference must fit into a worker's memory: at most some megabytes for each column and key.
-        level: the false-alarm rate of all columns together.
-    """
-
-    def __init__(
-        self, reference: Any, *, column: str | Sequence[str] | None = None, by: str | None = None, level: float = 0.05
-    ) -> None:
-        super().__init__()
-        if not 0 < level < 1:
-            raise DriftError(f"found level={level}, expected a number between 0 and 1, such as 0.05")
-        self._columns = None if column is None else (column,) if isinstance(column, str) else tuple(column)
-        self._by = by
-        self._level = level
-        is_lazy = isinstance(reference, (beam.PCollection, str, os.PathLike))
-        self._reference = reference if is_lazy else self._in_memory(reference)
-
-    def expand(self, input_or_inputs: Any) -> Any:
-        """Summarise both tables, and compare their columns."""
-        reference = self._reference
-        if isinstance(reference, (str, os.PathLike)):
-            named = None if self._columns is None else [*self._columns, *([self._by] if self._by else [])]
-            reference = input_or_inputs.pipeline | "ReadReference" >> ReadFiles(os.fspath(reference), named)
-        if self._by is None:
-            if isinstance(reference, beam.PCollection):
-                states = combined(reference, "SummariseReference", SummariseFn(self._columns), DescriptionState)
-                reference = AsSingleton(states, default_value=DescriptionState(self._columns))
-            current = combined(input_or_inputs, "Summarise", SummariseFn(self._columns), DescriptionState)
-            test = beam.Map(_compared, reference, self._level).with_output_types(ColumnTestResult)
-            return current | "Compare" >> test
-        if isinstance(reference, beam.PCollection):
-            reference = AsDict(self._keyed(reference, "Reference"))
-        kind = tuple[Any, ColumnTestResult]
-        current = self._keyed(input_or_inputs, "")
-        found = current | "Compare" >> beam.Map(_compared_key, reference, self._level).with_output_types(kind)
-        keys = current | "Keys" >> beam.Keys() | "AllKeys" >> beam.CombineGlobally(_KeysFn()).without_defaults()
-        gone = keys | "Gone" >> beam.FlatMap(_gone, reference, self._level).with_output_types(kind)
-        return (found, gone) | "EachKey" >> beam.Flatten()
-
-    def _keyed(self, rows: Any, name: str) -> Any:
-        keyed = rows | f"By{name}" >> beam.FlatMap(rows_by_key, self._by, self._columns)
-        return keyed | f"Summarise{name}" >> beam.CombinePerKey(SummariseFn(self._columns))
-
-    def _in_memory(self, reference: Any) -> Any:
-        if self._by is None:
-            return state_of(reference, self._columns)
-        states: dict[Any, DescriptionState] = {}
-        whole = reference if isinstance(reference, pa.Table) else pa.table(reference)
-        for batch in whole.to_batches():
-            for key, rows in rows_by_key(batch, self._by, self._columns):
-                states.setdefault(key, DescriptionState(self._columns)).add(rows)
-        return states
-
-
-class _KeysFn(beam.CombineFn):
-    def create_accumulator(self) -> set[Any]:  # type: ignore[override]
-        return set()
-
-    def add_input(self, mutable_accumulator: set[Any], element: Any) -> set[Any]:  # type: ignore[override]
-        mutable_accumulator.add(element)
-        return mutable_accumulator
-
-    def merge_accumulators(self, accumulators: Any) -> set[Any]:  # type: ignore[override]
-        return set().union(*accumulators)
-
-    def extract_output(self, accumulator: set[Any]) -> Any:  # type: ignore[override]
-        return accumulator
-
-
-def rows_by_key(element: Any, by: str, columns: Sequence[str] | None) -> Iterator[tuple[Any, Any]]:
-    """Yield the rows of each key, without the column of keys unless it is compared."""
-    if not isinstance(element, pa.RecordBatch):
-        row = row_as_dict(element)
-        if by not in row:
-            raise DriftError(f"found a row without {by!r}, expected the column of keys in every row")
-        yield plain_value(row[by]), {name: value for name, value in row.items() if name != by or by in (columns or ())}
-        return
-    codes, values = codes_of(column_of(element, by), by)
-    rest = element if by in (columns or ()) else element.drop_columns([by])
-    order = np.argsort(codes, kind="stable")
-    found, starts = np.unique(codes[order], return_index=True)
-    for code, places in zip(found.tolist(), np.split(order, starts[1:]), strict=True):
-        yield values[code], rest.take(pa.array(places))
-
-
-def _compared(current: DescriptionState, reference: DescriptionState, level: float) -> ColumnTestResult:
-    return ColumnDrift().compare(reference, current, level=level, seed=0).result
-
-
-def _compared_key(
-    element: tuple[Any, DescriptionState], reference: Mapping[Any, DescriptionState], level: float
-) -> tuple[Any, ColumnTestResult]:
-    key, current = element
-    test, before = ColumnDrift(), reference.get(key)
-    counts = 0 if before is None else test.rows_of(before), test.rows_of(current)
-    if before is None or min(counts) < _FEWEST_ROWS:
-        return key, test.untested(*counts, level=level, seed=0)
-    return key, test.compare(before, current, level=level, seed=0).result
-
-
-def _gone(
-    keys: set[Any], reference: Mapping[Any, DescriptionState], level: float
-) -> Iterator[tuple[Any, ColumnTestResult]]:
-    test = ColumnDrift()
-    for key, state in reference.items():
-        if key not in keys:
-            yield key, test.untested(test.rows_of(state), 0, level=level, seed=0)

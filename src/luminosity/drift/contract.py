@@ -1,7 +1,8 @@
 """The contract of a drift test: what it reads, how it compares two samples, and what a command and a watch ask of it.
 
-A new test is one file with three classes: a :class:`DriftTest`, the :class:`Comparison` that it returns and the
-:class:`~luminosity.drift.result.DriftResult` in it. ``luminosity.drift.registry`` names all of them.
+A new test is one file with three classes: a :class:`DriftTest` with its options, the :class:`Comparison` that it
+returns and the :class:`~luminosity.drift.result.DriftResult` in it. ``luminosity.drift.registry`` names all of them;
+``luminosity.testing.check_drift_test`` checks whether a test keeps this contract.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from luminosity.drift.history import PastTest
@@ -18,7 +21,7 @@ from luminosity.errors import DriftError, OptionError
 from luminosity.report_page.document import write_page
 from luminosity.report_page.markup import Markup
 
-__all__ = ["Comparison", "DriftTest", "check_options"]
+__all__ = ["Comparison", "DriftOption", "DriftTest", "check_options"]
 
 Result = TypeVar("Result", bound=DriftResult)
 _Test = TypeVar("_Test", bound="DriftTest")
@@ -94,19 +97,74 @@ class Comparison(ABC, Generic[Result]):
         return self.result._repr_html_()  # pyright: ignore[reportPrivateUsage]  # IPython's name for it
 
 
+@dataclass(frozen=True)
+class DriftOption:
+    """An option of a test: ``--name`` of ``lum drift``, and ``name`` in the configuration of a watch.
+
+    Numbers are above ``least``, whole numbers at least that. ``default`` says what applies without the option.
+
+    >>> DriftOption("bandwidth", "numbers", "the distance at which rows count as similar").parsed("0.5,1")
+    (0.5, 1.0)
+    """
+
+    name: str
+    kind: Literal["text", "number", "numbers", "whole number"]
+    meaning: str
+    default: str = ""
+    least: float = 0
+    choices: tuple[str, ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words."""
+        if self.kind == "text":
+            return f"one of {', '.join(self.choices)}" if self.choices else "a text"
+        if self.kind == "whole number":
+            return f"a whole number from {self.least:g}"
+        return f"a number above {self.least:g}" + (", or several" if self.kind == "numbers" else "")
+
+    def parsed(self, text: str) -> Any:
+        """Return the value of a text on a command line; several numbers have commas. Raises ``ValueError``."""
+        if self.kind == "text":
+            return self.checked(text)
+        if self.kind == "whole number":
+            return self.checked(int(text) if text.isdecimal() else None)
+        try:
+            return self.checked([float(each) for each in text.split(",")])
+        except ValueError:
+            raise ValueError(f"expected {self.expected}") from None
+
+    def checked(self, value: Any) -> Any:
+        """Return a value of a configuration. Raises ``ValueError`` if it is of another type, or out of range."""
+        values: tuple[Any, ...] = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if self.kind == "text":
+            is_right = isinstance(value, str) and (value in self.choices or not self.choices)
+        elif self.kind == "whole number":
+            is_right = type(value) is int and value >= self.least
+        else:
+            is_right = bool(values) and (self.kind == "numbers" or len(values) == 1)
+            is_right = is_right and all(type(each) in (int, float) and self.least < each < inf for each in values)
+        if not is_right:
+            raise ValueError(f"expected {self.expected}")
+        return tuple(map(float, values)) if self.kind == "numbers" else values[0]
+
+
 class DriftTest(ABC):
     """A kind of test, with its options.
 
     ``reads`` says what samples are: ``"rows"`` are vectors of numbers (``SampledRows``, or a matrix), ``"columns"`` are
-    summaries of a table's columns (``DescriptionState``, or a table). ``options`` are the names of further options that
-    a command line or a watch may give.
+    summaries of a table's columns (``DescriptionState``, or a table). ``summary`` goes on after the test's name in the
+    help of ``lum drift``. ``libraries`` are those whose versions results name, ``needs`` are extras to be installed.
     """
 
     name: ClassVar[str]
     reads: ClassVar[Literal["rows", "columns"]]
     effect_name: ClassVar[str]
     largest_effect: ClassVar[float]
-    options: ClassVar[frozenset[str]] = frozenset()
+    summary: ClassVar[str] = ""
+    options: ClassVar[tuple[DriftOption, ...]] = ()
+    libraries: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
     smallest_level: ClassVar[float] = 0.0  # of one test: lower levels would take too long
     has_floor: ClassVar[bool] = False  # whether a watch may compare the effect with that of a held-out sample
 
@@ -114,6 +172,10 @@ class DriftTest(ABC):
     @abstractmethod
     def from_options(cls: type[_Test], options: Mapping[str, Any], level: float) -> _Test:
         """Return the test with these options, all of which are in ``options``. Raise if they do not fit together."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that results name: how the test was set up, whatever the samples are."""
+        return {}
 
     @property
     def setup(self) -> str:
@@ -171,9 +233,10 @@ class DriftTest(ABC):
 
 def check_options(test: type[DriftTest], given: Mapping[str, Any], shown: Callable[[str], str]) -> None:
     """Raise an error for an option that the test does not take. ``shown`` returns an option as users write it."""
+    names = {each.name for each in test.options}
     for name in given:
-        if name not in test.options:
-            takes = ", ".join(sorted(shown(each) for each in test.options)) or "no further options"
+        if name not in names:
+            takes = ", ".join(sorted(map(shown, names))) or "no further options"
             raise OptionError(
                 f"found {shown(name)}, which the test {test.name!r} does not have; it takes {takes}",
                 fix=f"remove {shown(name)}, or choose another test",

@@ -1,5 +1,6 @@
-"""Fakes for tests: a device without hardware, a model for it, a clock that tests move, tables, Kafka, and BigQuery."""
+"""Fakes for tests (a device, a model, a clock, tables, Kafka, BigQuery) and checks of what you plug in."""
 
+from luminosity.testing.drift_conformance import check_drift_test
 from luminosity.testing.fake_bigquery import FakeBigQuery
 from luminosity.testing.fake_device import (
     Clock,
@@ -26,5 +27,6 @@ __all__ = [
     "FakeTable",
     "KafkaBroker",
     "ScriptedKafka",
+    "check_drift_test",
     "equal_table",
 ]

@@ -15,6 +15,7 @@ __all__ = [
     "at_least",
     "chosen_folder",
     "count",
+    "flag",
     "fraction",
     "number",
     "whole_number",
@@ -61,6 +62,15 @@ def chosen_folder(parsed: argparse.Namespace) -> Path:
             f"{found}: found a folder that you can't read", fix="pass --run_dir=DIR with one that you can"
         )
     return found
+
+
+def flag(name: str) -> str:
+    """Return an option as users write it.
+
+    >>> flag("skip_missing")
+    '--skip-missing'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def at_least(least: int, text: str) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from luminosity.cli.common.exits import FAILED, fail
-from luminosity.cli.common.options import at_least, count, fraction, number, whole_number
+from luminosity.cli.common.options import at_least, flag, fraction, whole_number
 from luminosity.cli.common.table_options import add_table_options
-from luminosity.drift.registry import DEFAULT_TEST, TESTS
+from luminosity.drift.contract import DriftOption
+from luminosity.drift.registry import DEFAULT_TEST, TESTS, options_by_name
 from luminosity.engine.process import check_address_space
 from luminosity.errors import LuminosityError
 
 __all__ = ["add_to"]
 
-_KERNELS = ("rbf", "laplacian", "linear", "polynomial", "aggregate")
+_METAVARS = {"text": "TEXT", "number": "X", "numbers": "X,...", "whole number": "N"}
 _DESCRIPTION = """\
 Test whether embeddings, or the columns of a table, have drifted: whether CURRENT
 comes from the same distribution as REFERENCE. Each is one or many files of a table
@@ -86,34 +88,17 @@ def _add_test_options(parser: argparse.ArgumentParser) -> None:
         "--test",
         choices=tuple(TESTS),
         default=DEFAULT_TEST,
-        help="mmd compares rows of numbers as a whole, such as embeddings; columns compares each column of a table on "
-        "its own: Kolmogorov-Smirnov for numbers, chi-squared for categories (default: mmd)",
+        help="; ".join(f"{name} {test.summary}" for name, test in TESTS.items()) + f" (default: {DEFAULT_TEST})",
     )
-    parser.add_argument(
-        "--components",
-        type=_components,
-        metavar="N",
-        help="compare N principal components of both samples together; 0 compares rows as they are "
-        "(default: 50 for rows of more than 50 numbers)",
-    )
-    parser.add_argument(
-        "--kernel",
-        choices=_KERNELS,
-        help="how similarity of rows is measured; aggregate tries many bandwidths: slower, but detects more kinds of "
-        "drift (default: rbf)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        type=_bandwidths,
-        metavar="B,...",
-        help="for rbf and laplacian: the distance at which rows count as similar (default: the median distance)",
-    )
-    parser.add_argument(
-        "--permutations",
-        type=count,
-        metavar="N",
-        help="random permutations that the p-value is computed from (default: 1000)",
-    )
+    for name, by_test in options_by_name().items():
+        option = next(iter(by_test.values()))
+        default = f" (default: {option.default})" if option.default else ""
+        parser.add_argument(
+            flag(name),
+            type=partial(_text, by_test.values()),
+            metavar=f"{{{','.join(option.choices)}}}" if option.choices else _METAVARS[option.kind],
+            help=f"--test {' and '.join(by_test)}: {option.meaning}{default}",
+        )
     parser.add_argument(
         "--level",
         type=partial(fraction, example="0.05"),
@@ -137,14 +122,14 @@ def _drift(parsed: argparse.Namespace) -> int:
         return fail("drift", error, FAILED)
 
 
-def _components(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, or 0 to compare rows as they are")
-    return int(text)
-
-
-def _bandwidths(text: str) -> tuple[float, ...]:
-    found = tuple(number(part) for part in text.split(","))
-    if not all(0 < each < float("inf") for each in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected positive numbers, such as 0.5 or 0.5,1,2")
-    return found
+def _text(options: Iterable[DriftOption], text: str) -> str:
+    """Return the value of an option as it is, if a test takes it: which test is not known yet."""
+    reasons: list[str] = []
+    for option in options:
+        try:
+            option.parsed(text)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            return text
+    raise argparse.ArgumentTypeError(f"{text!r}: {reasons[0]}")

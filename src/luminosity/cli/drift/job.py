@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from luminosity.cli.common.exits import DRIFT, TOO_FEW_ROWS
+from luminosity.cli.common.options import flag
 from luminosity.cli.common.output import ProgressLine, check_report, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, csv_arguments
 from luminosity.cli.drift.report import describe_settings, print_verdict, print_verdicts, settings_of
@@ -26,9 +27,9 @@ from luminosity.cli.drift.sources import (
 )
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.drift.by_key import KeyedComparison, compare_keys_with
-from luminosity.drift.contract import Comparison, DriftTest, check_options
+from luminosity.drift.contract import Comparison, DriftOption, DriftTest, check_options
 from luminosity.drift.history import DriftHistory, PastTest
-from luminosity.drift.registry import drift_test
+from luminosity.drift.registry import drift_test, options_by_name
 from luminosity.errors import DriftError, OptionError
 
 __all__ = ["run"]
@@ -36,7 +37,6 @@ __all__ = ["run"]
 _EXIT_CODES = {"drift": DRIFT, "no drift": 0, "too few rows": TOO_FEW_ROWS}
 _PAST_TESTS = 100  # tests in the chart of a report, this one included
 _MOST_KEYS = 10_000  # tests: more values are numbers or ids, not keys
-_OPTIONS = ("components", "kernel", "bandwidth", "permutations", "rows", "skip_missing")  # None if they are not given
 _OF_ROWS = ("rows", "skip_missing")  # options of all tests that read rows
 
 
@@ -124,8 +124,6 @@ def _test_by_key(
     read = [sum(_facts(test, each)[0] for each in side.values()) for side in (reference, current)]
     skipped = [sum(_facts(test, each)[1] for each in side.values()) for side in (reference, current)]
     prepared = {"rows_read": read, "rows_skipped": skipped}
-    if "components" in test.options:
-        prepared["components"] = parsed.components
     settings = {**settings_of(parsed, test, sources, prepared), **reader.as_dict()}
     tests = found.as_past_tests(**_row(parsed, settings, test))
     if parsed.report:
@@ -150,12 +148,20 @@ def _test(parsed: argparse.Namespace) -> DriftTest:
                 f"{name.upper()} is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set"
             )
     kind = drift_test(parsed.test)
-    given = {name: value for name in _OPTIONS if (value := getattr(parsed, name)) is not None and value is not False}
-    of_test = {name: value for name, value in given.items() if kind.reads != "rows" or name not in _OF_ROWS}
-    check_options(kind, of_test, lambda name: f"--{name.replace('_', '-')}")
-    found = kind.from_options(of_test, parsed.level)
+    names = (*options_by_name(), *(() if kind.reads == "rows" else _OF_ROWS))
+    given = {name: value for name in names if (value := getattr(parsed, name)) is not None and value is not False}
+    check_options(kind, given, flag)
+    options = {each.name: _value(each, given[each.name]) for each in kind.options if each.name in given}
+    found = kind.from_options(options, parsed.level)
     check_report(parsed.report)
     return found
+
+
+def _value(option: DriftOption, text: str) -> Any:
+    try:
+        return option.parsed(text)
+    except ValueError as error:
+        raise OptionError(f"{flag(option.name)}={text}: {error}") from None
 
 
 def _open_sources(parsed: argparse.Namespace, reader: TableReader, reads: str) -> tuple[Source, Source]:

@@ -77,7 +77,7 @@ def settings_of(
         "columns": _columns(sources),
         **({"by": parsed.by} if parsed.by is not None else {}),
         "test": test.name,
-        **({"kernel": test.setup} if "kernel" in test.options else {}),
+        **test.settings(),
         **prepared,
         "rows_asked_for": parsed.rows,
         **_surroundings(test),
@@ -100,10 +100,9 @@ def _columns(sources: tuple[Source, Source]) -> str:
 
 
 def _surroundings(test: DriftTest) -> dict[str, Any]:
-    with_jax = test.reads == "rows"
-    names = ("luminosity", "jax" if with_jax else "pyarrow", "numpy")
+    names = ("luminosity", *test.libraries, "numpy")
     found: dict[str, Any] = {"versions": {name: version(name) for name in names}}
-    return {**found, "device": _device()} if with_jax else found
+    return {**found, "device": _device()} if "jax" in test.libraries else found
 
 
 def _device() -> str:

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.drift.columns import rows_by_key
 from luminosity.drift.rows import as_floats
 from luminosity.drift.samples import RowSampler, SampledRows
+from luminosity.drift.transforms.column_transforms import rows_by_key
 from luminosity.errors import DriftError, Fix, OptionError, TableError
 from luminosity.evaluation.description.describe_table import DescriptionState
 from luminosity.io.formats import recognise

@@ -21,7 +21,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.pvalue import AsIter, AsMultiMap
+from apache_beam.pvalue import AsMultiMap
 from apache_beam.transforms.core import Windowing
 from apache_beam.transforms.trigger import AfterWatermark, DefaultTrigger
 from apache_beam.transforms.window import GlobalWindows
@@ -32,8 +32,8 @@ from luminosity.drift.mmd.permutations import Settings, conclude, estimates, obs
 from luminosity.drift.rows import Precision, check_precision, check_seed
 from luminosity.drift.sums.bins import BINS, plan_bins
 from luminosity.drift.transforms.columns import Columns
+from luminosity.drift.transforms.each_key import FAILED, Failures, MissingKeys
 from luminosity.drift.transforms.elements import Gather, Reader
-from luminosity.drift.transforms.failures import FAILED, Failures
 from luminosity.drift.transforms.plan import UNTESTED, Part, Plan, PlanDoFn, Planner, Recipe
 from luminosity.drift.transforms.reference_source import Reference, ReferenceRows, check_reference, has_keys
 from luminosity.drift.transforms.summary import HashedRows, Summarise, Summary
@@ -244,7 +244,7 @@ class _Steps:
         rows = current | "Gather" >> Gather(reader)
         summaries = rows | "Summarise" >> _summaries(summarise)
         if not self._is_shared:
-            missing = summaries | "MissingKeys" >> _MissingKeys(of_reference)
+            missing = summaries | "MissingKeys" >> MissingKeys(of_reference, Summary())
             summaries = (summaries, missing) | "OrMissing" >> beam.Flatten()
         plan = beam.ParDo(
             PlanDoFn(self.planner, self._is_shared, reports_untested, on_failure),
@@ -299,41 +299,6 @@ class _Steps:
             | "GroupTiles" >> beam.GroupByKey()
             | "SumTile" >> beam.ParDo(TileDoFn(on_failure)).with_output_types(tuple[Any, Sums])
             | "Add" >> beam.CombinePerKey(AddSums()).with_output_types(tuple[Any, Sums])
-        )
-
-
-class _MissingKeys(beam.PTransform[Any, Any]):
-    """Finds the keys that the reference has and the current sample lacks, in each window that has rows.
-
-    Keys are compared by a ``GroupByKey``, because only coders know which keys are equal. In the global window, all keys
-    of the reference are missing if the current sample has no rows.
-    """
-
-    def __init__(self, of_reference: Any) -> None:
-        super().__init__()
-        self._of_reference = of_reference
-
-    def expand(self, input_or_inputs: Any) -> Any:
-        """Group the keys of both samples in each window, and emit those without a mark of the current sample."""
-        marks = tuple[Any, bool]
-        count = beam.CombineGlobally(beam.combiners.CountCombineFn())
-        if not isinstance(input_or_inputs.windowing.windowfn, GlobalWindows):
-            count = count.without_defaults()
-        keys = AsIter(self._of_reference | "ReferenceKeys" >> beam.Keys())
-        expected = (
-            input_or_inputs
-            | "Windows" >> count
-            | "Expected" >> beam.FlatMap(lambda _, keys: [(key, False) for key in keys], keys).with_output_types(marks)
-        )
-        found = input_or_inputs | "Found" >> beam.Map(lambda pair: (pair[0], True)).with_output_types(marks)
-        return (
-            (expected, found)
-            | "Both" >> beam.Flatten()
-            | "ByKey" >> beam.GroupByKey()
-            | "Missing"
-            >> beam.FlatMap(lambda pair: [] if any(pair[1]) else [(pair[0], Summary())]).with_output_types(
-                tuple[Any, Summary]
-            )
         )
 
 

@@ -22,7 +22,7 @@ from luminosity.drift.mmd.exact import any_rows_apart, centre_of, kernel_offsets
 from luminosity.drift.pca import PCA, PCASums
 from luminosity.drift.rows import is_whole
 from luminosity.drift.sums.bins import BinCounts, hashed_bins, most_rows, plan_bins
-from luminosity.drift.transforms.failures import FAILED, Failures
+from luminosity.drift.transforms.each_key import FAILED, Failures
 from luminosity.drift.transforms.summary import HashedRows, Summary
 from luminosity.errors import DriftError
 

@@ -13,7 +13,7 @@ from apache_beam.pvalue import TaggedOutput
 
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.sums.bin_sums import bin_sums
-from luminosity.drift.transforms.failures import FAILED, Failure, Failures
+from luminosity.drift.transforms.each_key import FAILED, Failure, Failures
 from luminosity.drift.transforms.plan import Cutting, Part, Plan, Recipe, strip_of
 from luminosity.drift.transforms.summary import HashedRows
 from luminosity.errors import DriftError

@@ -13,12 +13,12 @@ from luminosity._shared.text import parse_duration
 from luminosity._shared.toml_tables import TomlTable, read_toml
 from luminosity.drift.contract import DriftTest
 from luminosity.drift.history import MMD
-from luminosity.drift.registry import DEFAULT_TEST, drift_test
+from luminosity.drift.registry import DEFAULT_TEST, drift_test, options_by_name
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.state import Silence, drift_folder
-from luminosity.errors import DriftError
+from luminosity.errors import DriftError, OptionError
 
-__all__ = ["FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]
+__all__ = ["ANY_LEVEL", "FileWatch", "HistoryWatch", "Watch", "WatchConfig", "read_config"]
 
 _MONTH_S = 30 * 86_400.0  # the month of an error budget
 _MOST_LEVEL = 0.5  # a budget that allows more false alarms than rounds is no test
@@ -28,6 +28,7 @@ _SHORTEST_EVERY = timedelta(seconds=1)
 _LEAST_MISSING = timedelta(hours=24)  # the default of missing_after is not below a day
 _MISSING_ROUNDS = 2.5  # and not below this many rounds: one that fails is not yet a key that vanished
 _DAY = timedelta(days=1)
+ANY_LEVEL = 0.5  # of a test with its options: a round chooses the level, and the permutations for it
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
@@ -75,7 +76,7 @@ class FileWatch:
     columns: tuple[str, ...]
     by: str | None
     test: str
-    options: Mapping[str, Any]  # of the test: components, bandwidth
+    options: Mapping[str, Any]  # of the test
     rows: int | None
     skip_missing: bool
     min_effect: float
@@ -274,18 +275,23 @@ def _watch(table: TomlTable, folder: str, default: _Defaults, missing_after: tim
 
 def _options(table: TomlTable, test: type[DriftTest], *, has_floor: bool) -> tuple[dict[str, Any], int | None, bool]:
     """Return the options of the test, the number of random rows, and whether rows with missing values are left out."""
-    components = table.number("components", 0, 10**6, is_whole=True)
-    bandwidth = table.number("bandwidth", 0, 1e30)
+    options: dict[str, Any] = {}
+    for name, by_test in options_by_name().items():
+        value = table.value(name)
+        if value is None:
+            continue
+        if test.name not in by_test:
+            raise table.error(name, f"found {name}, which the test {test.name!r} does not have", f"remove {name}")
+        try:
+            options[name] = by_test[test.name].checked(value)
+        except ValueError as error:
+            raise table.error(name, f"found {name}={value!r}, {error}") from None
+    try:
+        test.from_options(options, ANY_LEVEL)
+    except OptionError as error:
+        raise table.error(next(iter(options), "test"), error.message, error.fix.command if error.fix else "") from None
     rows = table.number("rows", 2, 10**9, is_whole=True)
     skip_missing = table.flag("skip_missing")
-    options: dict[str, Any] = {}
-    if components is not None:
-        options["components"] = int(components)
-    if bandwidth is not None:
-        options["bandwidth"] = (bandwidth,)
-    for name in options:
-        if name not in test.options:
-            raise table.error(name, f"found {name}, which the test {test.name!r} does not have", f"remove {name}")
     for name, is_given in (("rows", rows is not None), ("skip_missing", skip_missing)):
         if is_given and test.reads != "rows":
             said = f"found {name}, but the test {test.name!r} reads all rows, missing values included"

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from luminosity.drift.history import DriftHistory, PastTest, utc_text
 from luminosity.drift.registry import drift_test
-from luminosity.drift.watch.config import FileWatch, HistoryWatch, Watch, WatchConfig
+from luminosity.drift.watch.config import ANY_LEVEL, FileWatch, HistoryWatch, Watch, WatchConfig
 from luminosity.drift.watch.rounds import RoundSettings, Samples, compare_round, is_test, new_rounds, window_length
 from luminosity.drift.watch.state import (
     Alert,
@@ -31,7 +31,6 @@ __all__ = ["Changes", "Look", "Reader", "Watcher"]
 
 Reader: TypeAlias = Callable[[FileWatch, Sequence[str], int], Samples]
 """Reads the rows of each key from files, with a seed; without keys, all rows have the key None."""
-_ANY_LEVEL = 0.5  # a round chooses the level of its tests, and the permutations for it
 _PENDING_AGE = timedelta(days=1)  # an alert that could not be delivered for so long is given up
 
 
@@ -134,7 +133,7 @@ class Watcher:
             files, marks = list(fresh), list(fresh.values())
         seed = self._config.seed
         # A bandwidth that is given and one that is kept look the same in a history.
-        test = drift_test(watch.test).from_options(watch.options, _ANY_LEVEL)
+        test = drift_test(watch.test).from_options(watch.options, ANY_LEVEL)
         settings = RoundSettings(
             test=test.for_columns(len(watch.columns)),
             names=(watch.reference, watch.current),
