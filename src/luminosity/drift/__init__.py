@@ -11,7 +11,8 @@ from luminosity._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from luminosity.drift.by_key import KeyedComparison, compare_keys
-    from luminosity.drift.columns import ColumnResult, ColumnTestResult, column_test
+    from luminosity.drift.column_drift import column_test
+    from luminosity.drift.column_result import ColumnResult, ColumnTestResult
     from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.contract import Comparison, DriftOption, DriftTest
     from luminosity.drift.distances import distance_blocks, pairwise_distances

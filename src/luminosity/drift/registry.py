@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from luminosity._shared.text import did_you_mean
-from luminosity.drift.columns import ColumnDrift
+from luminosity.drift.column_drift import ColumnDrift
 from luminosity.drift.contract import DriftOption, DriftTest
 from luminosity.drift.mmd_drift import MMDDrift
 from luminosity.errors import DriftError

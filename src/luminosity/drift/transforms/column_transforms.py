@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import AsMultiMap, TaggedOutput
 
-from luminosity.drift.columns import ColumnDrift, ColumnTestResult
+from luminosity.drift.column_result import ColumnTestResult, compare_columns, untested_columns
 from luminosity.drift.transforms.each_key import FAILED, Failures, MissingKeys
 from luminosity.drift.transforms.reference_source import ReadFiles
 from luminosity.errors import DriftError
@@ -81,7 +81,7 @@ class ColumnTest(beam.PTransform[Any, Any]):
         if self._by is not None:
             missing = current | "MissingKeys" >> MissingKeys(reference, DescriptionState(self._columns))
             current = (current, missing) | "OrMissing" >> beam.Flatten()
-        compare = _Compare(self._level, self._by, Failures(self._by, self._returns_failures))
+        compare = _Compare(self._level, Failures(self._by, self._returns_failures))
         steps = beam.ParDo(compare, AsMultiMap(reference)).with_output_types(tuple[Any, ColumnTestResult])
         results, failures = current | "Compare" >> steps.with_outputs(FAILED, main="compared")
         if self._by is None:
@@ -120,24 +120,26 @@ class ColumnTest(beam.PTransform[Any, Any]):
 class _Compare(beam.DoFn):
     """Compares the summary of a key with that of the reference."""
 
-    def __init__(self, level: float, by: str | None, failures: Failures) -> None:
+    def __init__(self, level: float, failures: Failures) -> None:
         self._level = level
-        self._by = by
         self._failures = failures
 
     def process(  # type: ignore[override]
         self, element: tuple[Any, DescriptionState], references: Any, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[Any]:
         key, current = element
-        test = ColumnDrift()
         reference = next(iter(references[key]), None) or DescriptionState()
-        counts = test.rows_of(reference), test.rows_of(current)
-        if self._by is not None and min(counts) < _FEWEST_ROWS:
-            yield key, test.untested(*counts, level=self._level, seed=0)
-            return
-        try:
-            yield key, test.compare(reference, current, level=self._level, seed=0).result
-        except DriftError as error:
+        reference.flush()
+        current.flush()
+        if min(reference.rows, current.rows) >= _FEWEST_ROWS:
+            yield key, compare_columns(reference, current, self._level)
+        elif self._failures.by is not None:
+            yield key, untested_columns(reference.rows, current.rows, self._level)
+        else:
+            name, side = (
+                ("the reference", reference) if reference.rows < _FEWEST_ROWS else ("the current sample", current)
+            )
+            error = DriftError(f"{name} has {side.rows} rows, expected at least {_FEWEST_ROWS}")
             yield TaggedOutput(FAILED, (key, self._failures.of(error, key, window)))
 
 
