@@ -128,11 +128,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="keep nothing from which --resume could continue (default: a hidden folder beside OUT)",
     )
+    _add_store_options(parser)
+
+
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vector-store",
         metavar="WHERE",
-        help="also write to a vector store: the address of a Qdrant server, a folder for Qdrant's engine, or a "
-        "Lance dataset; adds points, whatever --if-exists says",
+        help="also write to a vector store: the address of a Qdrant server or of a Postgres database, a folder for "
+        "Qdrant's engine, or a Lance dataset; adds points, whatever --if-exists says",
     )
     parser.add_argument("--collection", metavar="NAME", help="collection in the vector store (default: the name of IN)")
     parser.add_argument(

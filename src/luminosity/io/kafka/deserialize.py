@@ -54,6 +54,13 @@ class SchemaRegistry:
         self._http: Any = None
         self._avro: dict[int, Any] = {}
 
+    @classmethod
+    def of(cls, url: str | None, auth: str | None) -> SchemaRegistry | None:
+        """Return the registry that the arguments of ``ReadKafka`` name, if they do."""
+        if url is None and auth is not None:
+            raise InvalidArgument("found schema_registry_auth= without schema_registry=, expected both or neither")
+        return None if url is None else cls(url, auth)
+
     def __repr__(self) -> str:
         return f"SchemaRegistry({self._url!r})"
 

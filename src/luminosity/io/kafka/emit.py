@@ -15,13 +15,13 @@ from apache_beam.utils import windowed_value
 
 from luminosity._shared.text import first_line, list_some
 from luminosity.errors import Fix, InvalidArgument, KafkaError, LuminosityError, TableError
-from luminosity.io.kafka.deserialize import Deserializer, Unreadable
+from luminosity.io.kafka.deserialize import Deserializer, SchemaRegistry, Unreadable, deserializer
 from luminosity.io.kafka.progress import Span, TimestampPolicy
 from luminosity.io.kafka.record import KafkaRecord, Partition
 from luminosity.tables.batch_builder import BatchBuilder
 from luminosity.tables.row_times import TIMESTAMP
 
-__all__ = ["UNREADABLE", "Chunk", "Emitter", "Outputs", "TableEmitter", "Tally", "Unpack", "table_schema"]
+__all__ = ["UNREADABLE", "Chunk", "Emitter", "Outputs", "TableEmitter", "Tally", "Unpack", "emitter_of", "table_schema"]
 
 UNREADABLE = "unreadable"  # the tag of dead letters
 _GLOBAL = (GlobalWindow(),)
@@ -32,6 +32,8 @@ _OUTPUT_BYTES = 500  # a guess, which only metrics show: the size of a record wi
 
 class Emitter:
     """Turns records of one partition into elements with times. It travels with the pipeline."""
+
+    schema: pa.Schema | None = None  # of tables
 
     def __init__(
         self,
@@ -239,19 +241,35 @@ class _Row(NamedTuple):
     micros: int
 
 
+def emitter_of(
+    timestamps: TimestampPolicy,
+    key: Any,
+    value: Any,
+    registry: SchemaRegistry | None,
+    *,
+    values_only: bool,
+    as_table: bool,
+    schema: pa.Schema | None,
+) -> Emitter:
+    """Return what turns records into the elements that the arguments of ``ReadKafka`` ask for."""
+    if as_table and values_only:
+        raise InvalidArgument("found as_table= and values_only=, expected one of them")
+    if schema is not None and not as_table:
+        raise InvalidArgument("found schema= without as_table=True, expected both or neither")
+    read = deserializer(key, value, registry)
+    if not as_table:
+        return Emitter(timestamps, read, values_only=values_only)
+    return TableEmitter(timestamps, read, table_schema(key, value, schema), has_fields=schema is not None)
+
+
 class TableEmitter(Emitter):
     """Turns records of one partition into a record batch, whose time is the earliest of its rows."""
 
     def __init__(
-        self,
-        timestamps: TimestampPolicy,
-        deserializer: Deserializer | None,
-        schema: pa.Schema,
-        *,
-        has_fields: bool,
+        self, timestamps: TimestampPolicy, deserializer: Deserializer | None, schema: pa.Schema, *, has_fields: bool
     ) -> None:
         super().__init__(timestamps, deserializer)
-        self._schema = schema
+        self.schema = self._schema = schema
         values = [field for field in schema if field.name[0:1] != "_" or field.name not in _RECORD_COLUMNS]
         self._values = pa.schema(values)
         self._names = self._values.names

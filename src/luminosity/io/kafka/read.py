@@ -20,8 +20,8 @@ from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.consumer import OWN_SETTINGS, ConsumerSettings
-from luminosity.io.kafka.deserialize import SchemaRegistry, deserializer
-from luminosity.io.kafka.emit import UNREADABLE, Emitter, Outputs, TableEmitter, Unpack, table_schema
+from luminosity.io.kafka.deserialize import SchemaRegistry
+from luminosity.io.kafka.emit import UNREADABLE, Outputs, Unpack, emitter_of
 from luminosity.io.kafka.offsets import Position
 from luminosity.io.kafka.progress import TimestampPolicy
 from luminosity.io.kafka.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
@@ -149,20 +149,9 @@ class ReadKafka(beam.PTransform[Any, Any]):
             raise InvalidArgument("found start='committed' without group_id=, expected the group", fix="pass group_id=")
         self._is_bounded = end is not None and not (end.kind == "time" and end.time_ms > time.time() * 1000)
         client = KafkaClient.of(bootstrap_servers, config, secrets, OWN_SETTINGS)
-        if schema_registry is None and schema_registry_auth is not None:
-            raise InvalidArgument("found schema_registry_auth= without schema_registry=, expected both or neither")
-        registry = None if schema_registry is None else SchemaRegistry(schema_registry, schema_registry_auth)
+        registry = SchemaRegistry.of(schema_registry, schema_registry_auth)
         policy = TimestampPolicy.of(timestamps, max_out_of_orderness)
-        read = deserializer(key, value, registry)
-        if as_table and values_only:
-            raise InvalidArgument("found as_table= and values_only=, expected one of them")
-        if schema is not None and not as_table:
-            raise InvalidArgument("found schema= without as_table=True, expected both or neither")
-        self._schema = table_schema(key, value, schema) if as_table else None
-        if self._schema is not None:
-            emitter: Emitter = TableEmitter(policy, read, self._schema, has_fields=schema is not None)
-        else:
-            emitter = Emitter(policy, read, values_only=values_only)
+        emitter = emitter_of(policy, key, value, registry, values_only=values_only, as_table=as_table, schema=schema)
         # The name is that of the pool in which workers keep consumers. A step that is restored keeps it.
         name = f"luminosity-{uuid.uuid4().hex[:12]}"
         self._settings = ReadSettings(
@@ -212,10 +201,11 @@ class ReadKafka(beam.PTransform[Any, Any]):
         return self._with_schema(outputs.good), outputs[UNREADABLE]
 
     def _with_schema(self, elements: Any) -> Any:
-        return elements if self._schema is None else remember_schema(elements, self._schema)
+        schema = self._settings.emitter.schema
+        return elements if schema is None else remember_schema(elements, schema)
 
     def _element_type(self) -> Any:
-        if self._schema is not None:
+        if self._settings.emitter.schema is not None:
             return pa.RecordBatch
         if not self._settings.emitter.values_only:
             return KafkaRecord

@@ -18,18 +18,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from apache_beam.metrics import Metrics
 
 from luminosity._shared.locks import try_lock
 from luminosity.errors import InvalidArgument, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.folders import copy_folder, lock_file, why_not_writable
 from luminosity.io.run_owner import RunOwner
-from luminosity.io.stores.address import StoreAddress, check_vectors
-from luminosity.io.stores.points import Point, PointColumns, PointId, facts_of, point_writes, split
+from luminosity.io.stores.address import StoreAddress, check_vectors, missing
+from luminosity.io.stores.points import Point, PointColumns, PointId, facts_of
 from luminosity.io.stores.staging import StagedRows
 from luminosity.io.stores.store import (
-    COUNTERS,
     Distance,
     Hit,
     PointStore,
@@ -39,6 +37,7 @@ from luminosity.io.stores.store import (
     StagedWriter,
     Write,
     WriteMode,
+    counted_writes,
 )
 
 __all__ = ["EmbeddedCollection"]
@@ -333,12 +332,11 @@ class EmbeddedCollection(PointStore, StagedStore):
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Any]:
-        missing = StoreError(f"{self._address} does not exist", fix="check the folder, and that it was written before")
         if not os.path.isdir(self._address.where):
-            raise missing
+            raise missing(self._address)
         with self._locked(), self._engine_errors():
             if not self._exists():
-                raise missing
+                raise missing(self._address)
             shard = self._load()
             try:
                 yield shard
@@ -451,10 +449,4 @@ class _FolderWriter(StagedWriter):
     def _writes(
         self, rows: StagedRows, newer: Collection[Hashable], keys: set[Hashable], counts: list[int]
     ) -> Iterator[Write]:
-        for points, count in point_writes(rows.batches(), self.columns, self.address.batch_size):
-            keys.update(points)
-            counts.append(count)
-            upserts, deletes = split(points, newer)
-            yield upserts, deletes
-            Metrics.counter(COUNTERS, "points_upserted").inc(len(upserts))
-            Metrics.counter(COUNTERS, "points_deleted").inc(len(deletes))
+        return counted_writes(rows.batches(), self.columns, self.address.batch_size, newer, keys, counts)

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.metrics import Metrics
 
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.extras import require
@@ -26,7 +25,7 @@ from luminosity.io.stores.address import StoreAddress, check_vectors, missing
 from luminosity.io.stores.lance_table import LanceTable, last_of_each, literal
 from luminosity.io.stores.points import DELETED, PointColumns, facts_of, json_values
 from luminosity.io.stores.staging import StagedRows, staging_folders
-from luminosity.io.stores.store import COUNTERS, Hit, Query, Staged, StagedStore, StagedWriter, WriteMode, is_near
+from luminosity.io.stores.store import Hit, Query, Staged, StagedStore, StagedWriter, WriteMode, count_points, is_near
 from luminosity.runs.run_ids import CheckpointedRun
 
 __all__ = ["LanceStore", "check_dataset"]
@@ -194,8 +193,7 @@ class _PointWriter(StagedWriter):
         if DELETED in batch.schema.names:
             columns[DELETED] = batch.column(DELETED)
         deletes = sum(point is None for point in changes.points.values())
-        Metrics.counter(COUNTERS, "points_upserted").inc(len(changes.points) - deletes)
-        Metrics.counter(COUNTERS, "points_deleted").inc(deletes)
+        count_points(len(changes.points) - deletes, deletes)
         return pa.record_batch(columns)
 
     def commit(self, staged: Sequence[Staged], folder: str) -> list[int]:

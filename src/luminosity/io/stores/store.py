@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
+import pyarrow as pa
+from apache_beam.metrics import Metrics
+
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.address import StoreAddress
-from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts
+from luminosity.io.stores.points import Point, PointColumns, PointId, TableFacts, point_writes, split
 
 __all__ = [
     "COUNTERS",
@@ -33,6 +36,8 @@ __all__ = [
     "Write",
     "WriteMode",
     "check_filter",
+    "count_points",
+    "counted_writes",
     "is_near",
 ]
 
@@ -298,3 +303,29 @@ class SharedStore(PointStore):
         """Apply the writes of a pane, all at once if the store can."""
         for points, deleted in writes:
             self.write(points, deleted)
+
+
+def counted_writes(
+    batches: Iterable[pa.RecordBatch],
+    columns: PointColumns,
+    batch_size: int,
+    newer: Collection[Hashable],
+    keys: set[Hashable],
+    counts: list[int],
+) -> Iterator[Write]:
+    """Yield the changes of all batches in writes of about ``batch_size`` points, and count them.
+
+    Points with ids in ``newer`` are left out. ``keys`` gets all ids, and ``counts`` the number of rows of each write.
+    """
+    for points, count in point_writes(batches, columns, batch_size):
+        keys.update(points)
+        counts.append(count)
+        upserts, deletes = split(points, newer)
+        yield upserts, deletes
+        count_points(len(upserts), len(deletes))
+
+
+def count_points(upserted: int, deleted: int) -> None:
+    """Count the points of a write in the metrics of the run."""
+    Metrics.counter(COUNTERS, "points_upserted").inc(upserted)
+    Metrics.counter(COUNTERS, "points_deleted").inc(deleted)

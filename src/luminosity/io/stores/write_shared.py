@@ -7,6 +7,7 @@ models or a row leaves the collection as it was. What a failure of the store its
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,10 +31,17 @@ from luminosity.io.stores.points import (
     check_sizes,
     facts_of,
     known_sizes,
-    point_writes,
     split,
 )
-from luminosity.io.stores.store import COUNTERS, PointStore, SharedStore, Target, Write, WriteMode
+from luminosity.io.stores.store import (
+    COUNTERS,
+    PointStore,
+    SharedStore,
+    Target,
+    WriteMode,
+    count_points,
+    counted_writes,
+)
 from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, pane_of
 from luminosity.io.writing.window_files import KeyByPane
 from luminosity.runs.run_ids import RunIdentity
@@ -52,12 +60,6 @@ class PointWrites:
     def open(self, staged: str = "") -> Any:
         """Open the store, or the collection that is published later, and count its retries."""
         return open_store(replace(self.address, staged=staged), Metrics.counter(COUNTERS, "retries").inc)
-
-    @staticmethod
-    def count(upserts: Collection[Any], deletes: Collection[Any]) -> None:
-        """Count the points of a write."""
-        Metrics.counter(COUNTERS, "points_upserted").inc(len(upserts))
-        Metrics.counter(COUNTERS, "points_deleted").inc(len(deletes))
 
 
 def write_table(rows: Any, writes: PointWrites, identity: RunIdentity) -> Any:
@@ -207,7 +209,7 @@ class UpsertDoFn(beam.DoFn):
                 self._store.ensure(sizes, self._writes.mode.distance, self._writes.mode.create)
                 self._ensured = sizes
             self._store.write(upserts, deletes)
-        self._writes.count(upserts, deletes)
+        count_points(len(upserts), len(deletes))
         for window, (count, earliest) in self._rows.items():
             yield WindowedValue(count, earliest, (window,))
         self._clear()
@@ -250,23 +252,16 @@ class _WritePane(PaneCommitter):
         """Write the rows batch by batch."""
         keys, counts = set[Hashable](), list[int]()
         columns, mode = self._writes.columns, self._writes.mode
+        writes = counted_writes(content, columns, self._writes.address.batch_size, newer, keys, counts)
         store: SharedStore = self._writes.open()
-
-        def pane() -> Iterator[Write]:
-            for points, count in point_writes(content, columns, self._writes.address.batch_size):
-                keys.update(points)
-                counts.append(count)
-                upserts, deletes = split(points, newer)
-                if exists:
-                    yield upserts, deletes
-                self._writes.count(upserts, deletes)
-
         try:
             facts, there = facts_of(content, columns), store.vectors()
-            exists = there is not None or facts.points > 0
             if facts.points:
                 store.ensure(facts.sizes_for(there, columns), mode.distance, mode.create)
-            store.write_together(pane())
+            if facts.points or there is not None:
+                store.write_together(writes)
+            else:
+                deque(writes, maxlen=0)  # They are counted, but there is nothing to delete from.
         finally:
             store.close()
         return counts, keys
