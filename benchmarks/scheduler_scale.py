@@ -173,7 +173,7 @@ def run(
     folders = RunFolders()
     try:
         answers = answers_for(prepared.graph, _MOST_ELEMENTS, element_seconds)
-        parts: RunParts = assemble(prepared.graph, prepared.assignments, prepared.config, folders, RunMetrics(), {})
+        parts: RunParts = assemble(prepared, folders, RunMetrics(), {})
         crew: Any
         if sockets:
             crew = SocketCrew(folders.url, answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs, ElementCodec
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
+from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import worker_files
@@ -62,9 +63,18 @@ class _Data:
     codecs: Codecs
     blocks: BlockStore
     state: StateStore
-    spill_folder: str
+    folders: RunFolders
     queue_limit: int  # bytes that may wait in one queue
     world: World
+
+    @classmethod
+    def of(
+        cls, graph: Graph, config: EngineConfig, folders: RunFolders, pools: Sequence[PoolRun], world: World
+    ) -> _Data:
+        ledger = Ledger(folders.quota, config.memory_budget, sum(p.plan.workers + p.plan.borrowed for p in pools))
+        blocks, state = BlockStore(folders.spill, ledger), StateStore(folders.spill, ledger)
+        limit = queue_limit(ledger.limit, len(graph.buffers))
+        return cls(graph, Codecs(graph), blocks, state, folders, limit, world)
 
     @property
     def clock(self) -> Clock:
@@ -72,37 +82,26 @@ class _Data:
 
 
 def assemble(
-    graph: Graph,
-    assignments: dict[str, Assignment],
-    config: EngineConfig,
+    prepared: Prepared,
     folders: RunFolders,
     metrics: RunMetrics,
     prints: dict[str, str],
     checkpoint: Checkpoint | None = None,
-    session: Session | None = None,
     world: World = THIS_MACHINE,
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
-    ``prints`` are the sockets that workers write their standard streams to. With ``session``, workers run on the
-    nodes of the cluster that it is connected to. ``world`` is another than this machine in a simulation.
+    ``prints`` are the sockets that workers write their standard streams to. ``world`` is another than this machine in
+    a simulation.
     """
-    config = _without_cached_arguments(graph, config)
+    graph = prepared.graph
+    config = _without_cached_arguments(graph, prepared.config)
     if graph.test_streams:
         world = replace(world, clock=ManualClock(world.clock))
-    pools = _pools(graph, assignments, world.clock)
+    pools = _pools(graph, prepared.assignments, world.clock)
     running = list(pools.values())
-    ledger = Ledger(folders.quota, config.memory_budget, sum(p.plan.workers + p.plan.borrowed for p in running))
-    data = _Data(
-        graph,
-        Codecs(graph),
-        BlockStore(folders.spill, ledger),
-        StateStore(folders.spill, ledger),
-        folders.spill,
-        queue_limit(ledger.limit, len(graph.buffers)),
-        world,
-    )
-    stages = _stages(data, assignments, pools)
+    data = _Data.of(graph, config, folders, running, world)
+    stages = _stages(data, prepared.assignments, pools)
     spill_policy = SpillPolicy(data.blocks, data.state, stages)
     buffers = _buffers(data, spill_policy, is_durable=checkpoint is not None)
     for stage in stages:
@@ -115,19 +114,14 @@ def assemble(
         hook = checkpoint.attach(
             config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world
         )
-    worker_files.save(folders.main_classes)
-    failures = _failures(data, config, buffers, folders)
-    if not config.debug:
-        _save_models_to_load(graph, assignments, pools, folders)
+    failures = _failures(data, config, buffers)
+    _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.
-    server, process_launcher, cluster = _workers(data, config, folders, pools, checkpoint, session)
+    server, process_launcher, cluster = _workers(data, config, pools, checkpoint, prepared.session)
     return RunParts(
         stages=stages,
         buffers=buffers,
-        outflows={
-            stage.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in stage.writes)
-            for stage in graph.stages
-        },
+        outflows=_outflows(graph, buffers),
         pools=running,
         blocks=data.blocks,
         spill_policy=spill_policy,
@@ -196,15 +190,19 @@ def _buffers(data: _Data, spill_policy: SpillPolicy, *, is_durable: bool) -> dic
     for buffer in data.graph.buffers.values():
         grouping = live = None
         if buffer.kind is BufferKind.GROUP and buffer.is_unbounded:
-            live = LiveGrouping(*_coding(data, buffer), data.state, data.blocks, data.clock, data.spill_folder)
+            live = LiveGrouping(*_coding(data, buffer), data.state, data.blocks, data.clock, data.folders.spill)
             spill_policy.live_groupings.append(live)
         elif buffer.kind is BufferKind.GROUP:
-            grouping = Grouping(*_coding(data, buffer), data.state, data.blocks, data.spill_folder)
+            grouping = Grouping(*_coding(data, buffer), data.state, data.blocks, data.folders.spill)
             spill_policy.groupings.append(grouping)
         buffers[buffer.id] = BufferRun(grouping, data.queue_limit, spill_policy, data.clock, live, buffer.step)
         if is_durable and buffer.is_stable:
             buffers[buffer.id].stable = StableInput()
     return buffers
+
+
+def _outflows(graph: Graph, buffers: dict[bytes, BufferRun]) -> dict[str, Outflow]:
+    return {s.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in s.writes) for s in graph.stages}
 
 
 def _coding(data: _Data, buffer: Buffer) -> tuple[ElementCodec, ElementCodec, Windowing]:
@@ -229,7 +227,7 @@ def _add_side_inputs(run: StageRun, data: _Data, buffers: dict[bytes, BufferRun]
         if side_input.is_unbounded:
             if buffer.live_side_input is None:
                 windowing = codecs.windowing(transform.inputs[side_input.tag])
-                buffer.live_side_input = LiveSideInput(codec, windowing, data.spill_folder, data.blocks, data.clock)
+                buffer.live_side_input = LiveSideInput(codec, windowing, data.folders.spill, data.blocks, data.clock)
                 spill_policy.side_inputs.append(buffer.live_side_input)
                 if buffer.live is not None:
                     # The coder of a side input can't follow references to large groups in the state store.
@@ -240,7 +238,7 @@ def _add_side_inputs(run: StageRun, data: _Data, buffers: dict[bytes, BufferRun]
             sides.append(Side(live, codec, _window_mapping(transform, side_input.tag)))
             continue
         if buffer.side_input is None:
-            buffer.side_input = SideInputData(codec, data.spill_folder, data.blocks.ledger)
+            buffer.side_input = SideInputData(codec, data.folders.spill, data.blocks.ledger)
             spill_policy.side_inputs.append(buffer.side_input)
             if buffer.grouping is not None:
                 buffer.grouping.may_refer_to_state = False
@@ -278,20 +276,22 @@ def _test_streams(data: _Data, buffers: dict[bytes, BufferRun]) -> TestStreams |
     return streams
 
 
-def _failures(data: _Data, config: EngineConfig, buffers: dict[bytes, BufferRun], folders: RunFolders) -> Failures:
+def _failures(data: _Data, config: EngineConfig, buffers: dict[bytes, BufferRun]) -> Failures:
     """Return what decides about bundles that fail, and with ``--save_failed`` saves the element."""
     save = None
     if config.save_failed is not None:
         pickle_library = str(config.worker_options.get("pickle_library", "default"))
-        saver = Saver(config.save_failed, data.graph, data.state, buffers, folders.main_classes, pickle_library)
+        saver = Saver(config.save_failed, data.graph, data.state, buffers, data.folders.main_classes, pickle_library)
         save = saver.save
     return Failures(data.codecs, 1 if config.debug else MAX_ATTEMPTS, save, config.element_timeout)
 
 
-def _save_models_to_load(
-    graph: Graph, assignments: dict[str, Assignment], pools: dict[int, PoolRun], folders: RunFolders
-) -> None:
-    """Let workers that start for models alone load them at once, before there is work for them."""
+def _write_worker_files(prepared: Prepared, pools: dict[int, PoolRun], folders: RunFolders) -> None:
+    """Write the script's classes, and models that workers that start for them alone load before there is work."""
+    worker_files.save(folders.main_classes)
+    if prepared.config.debug:
+        return
+    graph, assignments = prepared.graph, prepared.assignments
     for number, (pool_id, pool) in enumerate(pools.items()):
         stages = [stage.transforms for stage in graph.stages if id(assignments[stage.id].pool) == pool_id]
         path = f"{folders.load_ahead}-{number}"
@@ -302,13 +302,12 @@ def _save_models_to_load(
 def _workers(
     data: _Data,
     config: EngineConfig,
-    folders: RunFolders,
     pools: dict[int, PoolRun],
     checkpoint: Checkpoint | None,
     session: Session | None,
 ) -> tuple[WorkerServer, Launcher, NodeLauncher | None]:
     """Return the server of the workers, what launches them, and the same once more if it does so on a cluster."""
-    graph, state = data.graph, data.state
+    graph, state, folders = data.graph, data.state, data.folders
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
     on_nodes: NodeLauncher | None = None
     if config.debug:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
@@ -19,7 +20,6 @@ from luminosity.engine.folders import RunFolders, remove_local
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
-from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
 from luminosity.engine.process import Ending, Terminated, cancel_on_sigterm
@@ -28,11 +28,9 @@ from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.reporting.snapshots import Snapshots
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
-from luminosity.engine.resources.machine import Machine
-from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
-from luminosity.events import MachineInfo, MemoryUse, Subscriber
+from luminosity.events import MachineInfo, Subscriber
 from luminosity.runs.journal import Action, RequestWatcher
 from luminosity.runs.manifest.places import Effects
 from luminosity.runs.manifest_writer import manifest_writer
@@ -41,9 +39,6 @@ from luminosity.runs.sampling import Sampler
 from luminosity.runs.subscribers import EventStream
 from luminosity.runs.views import live
 from luminosity.runs.views.live import kept_events
-
-if TYPE_CHECKING:
-    from luminosity.engine.cluster.driver.session import Session
 
 __all__ = ["FinishedRun", "Run", "cancel_all"]
 
@@ -87,24 +82,21 @@ class Run:
 
     def __init__(
         self,
-        graph: Graph,
-        assignments: dict[str, Assignment],
-        config: EngineConfig,
-        on_event: Subscriber | None = None,
-        checkpoint: Checkpoint | None = None,
-        plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None = None,
-        effects: Effects | None = None,
-        machine: Machine | None = None,
-        claim: Claim | None = None,
-        session: Session | None = None,
+        prepared: Prepared,
+        claim: Claim,
+        effects: Effects,
+        on_event: Subscriber | None,
+        checkpoint: Checkpoint | None,
+        plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None,
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
-        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest,
-        ``machine`` is for the events. The run releases its ``claim`` and closes its ``session`` when it has ended.
+        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest.
+        The run releases its ``claim`` and closes its session when it has ended.
         """
+        graph, config = prepared.graph, prepared.config
         self._claim = claim
-        self._session = session
+        self._session = prepared.session
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
@@ -116,14 +108,13 @@ class Run:
         self.is_durable = checkpoint is not None
         self.stop_timeout = config.stop_timeout if self.is_durable else 0.0  # how long :meth:`cancel` lets bundles run
         self._of_steps = graph.temporary_folders()
-        progress = "off" if config.debug else config.progress
-        self._progress = progress
-        parts = self._open(graph, assignments, config, checkpoint)
+        self._progress = "off" if config.debug else config.progress
+        parts = self._open(prepared, checkpoint)
         self.kept = kept_events()
         listeners = (
-            live.view_for(progress),
+            live.view_for(self._progress),
             recorder(config.run_dir, self._take_request),
-            manifest_writer(config.run_dir, config.manifest, effects or Effects()),
+            manifest_writer(config.run_dir, config.manifest, effects),
             self.kept,
             on_event,
         )
@@ -138,32 +129,26 @@ class Run:
             self._snapshots(parts, graph),
             stream,
             self._sampler.workers,
-            parts.queue_limit,
-            parts.blocks.ledger.limit,
-            config.checkpoint_dir or "",
+            config,
             graph.model_versions(),
-            machine.info() if machine is not None and stream.is_heard else MachineInfo(),
-            config.pools,
-            config.job_name,
+            prepared.machine.info() if stream.is_heard else MachineInfo(),
         )
         self._scheduler = Scheduler(parts, self._reporter)
         self._requests = (
             RequestWatcher(Path(checkpoint.folder.path), self._take_request) if checkpoint is not None else None
         )
 
-    def _open(
-        self, graph: Graph, assignments: dict[str, Assignment], config: EngineConfig, checkpoint: Checkpoint | None
-    ) -> RunParts:
+    def _open(self, prepared: Prepared, checkpoint: Checkpoint | None) -> RunParts:
         """Make folders and parts for a plan. Takes over the checkpoint."""
         self._checkpoint = checkpoint
-        self._folders = RunFolders(config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
+        self._folders = RunFolders(prepared.config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
         # A live view needs the terminal for itself, so the workers' output goes through this process.
         self._prints = WorkerPrints(self._folders.sockets) if live.is_live(self._progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:
-                checkpoint.begin(graph, config, script_name())
-            parts = assemble(graph, assignments, config, self._folders, self.metrics, prints, checkpoint, self._session)
+                checkpoint.begin(prepared.graph, prepared.config, script_name())
+            parts = assemble(prepared, self._folders, self.metrics, prints, checkpoint)
         except BaseException:
             self._remove_folders()
             raise
@@ -171,14 +156,8 @@ class Run:
         return parts
 
     def _snapshots(self, parts: RunParts, graph: Graph) -> Snapshots:
-        ledger = parts.blocks.ledger
-
-        def memory() -> MemoryUse:
-            objects = parts.cluster.object_bytes() if parts.cluster is not None else 0
-            return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled, objects)
-
         asked = {key: resources_asked(each) for key, each in graph.components.environments.items()}
-        return Snapshots(parts, memory, self._sampler, asked)
+        return Snapshots(parts, self._sampler, asked)
 
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
@@ -246,8 +225,9 @@ class Run:
         prepared, checkpoint = self._plan_drain(self._checkpoint.pause())
         if prepared.session is not None:
             prepared.session.close()  # the first plan's session holds the connection
+        prepared = replace(prepared, session=self._session)
         self.metrics = RunMetrics()  # the checkpoint has the values
-        parts = self._open(prepared.graph, prepared.assignments, prepared.config, checkpoint)
+        parts = self._open(prepared, checkpoint)
         self._reporter.continue_with(self._snapshots(parts, prepared.graph))
         self._scheduler = Scheduler(parts, self._reporter)
         if self._request != "drain":
@@ -283,8 +263,7 @@ class Run:
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
-                if self._claim is not None:
-                    self._claim.release()
+                self._claim.release()
                 if self._session is not None:
                     self._session.close()
                 _active.discard(self)

@@ -130,18 +130,8 @@ class LuminosityRunner(PipelineRunner):
                     plan_drain = None
                     if checkpoint is not None:
                         plan_drain = partial(_plan_drain, pipeline, options, claim, checkpoint)
-                    run = Run(
-                        prepared.graph,
-                        prepared.assignments,
-                        prepared.config,
-                        self._on_event,
-                        checkpoint,
-                        plan_drain,
-                        effects_of(pipeline, prepared.graph.model_versions()),
-                        prepared.machine,
-                        claim,
-                        session,
-                    )
+                    effects = effects_of(pipeline, prepared.graph.model_versions())
+                    run = Run(prepared, claim, effects, self._on_event, checkpoint, plan_drain)
         except BaseException:
             resumption.close()
             claim.release()

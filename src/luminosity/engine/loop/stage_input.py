@@ -65,17 +65,9 @@ class StageInput:
         self.timer_codecs: dict[FamilyKey, TimerCodec] = {
             f.key: codecs.timers(f, plan.reads[0].coder_id) for f in plan.timers
         }
-        reads = [read.transform_id for read in plan.reads]
-        self.expiry: WindowExpiry | None = None  # if windows never expire: in the global window, or in batch
-        if plan.is_stateful:
-            # Keys are spread over shards, so that a key's elements are never in two bundles at once.
-            shards = max(_LEAST_SHARDS, _SHARDS_PER_SLOT * pool_plan.workers * pool_plan.slots)
-            self.shards = [Shard(reads, is_exclusive=True, index=index) for index in range(shards)]
-            (first, *_) = plan.reads
-            (pcollection,) = next(t for t in plan.transforms if t.unique_name == first.transform_id).outputs.values()
-            self.expiry = WindowExpiry.of(pcollection, first.coder_id, codecs)
-        else:
-            self.shards = [Shard(reads, is_exclusive=False)]
+        self.shards = self._new_shards()
+        # None if windows never expire: in the global window, or in batch.
+        self.expiry = self._window_expiry(codecs) if plan.is_stateful else None
         self._processing_time = {family.key for family in plan.timers if family.is_processing_time}
         self._warned: set[FamilyKey] = set()
         self.dropped = 0  # elements that came after their windows had expired
@@ -94,6 +86,19 @@ class StageInput:
         self.sized_work = SizedWork(self.codec) if plan.is_splittable else None
         self.elements_done = 0
         self.bundles_done = 0
+
+    def _new_shards(self) -> list[Shard]:
+        """Return one shard, or those over which keys are spread: a key's elements are never in two bundles at once."""
+        reads = [read.transform_id for read in self.plan.reads]
+        if not self.plan.is_stateful:
+            return [Shard(reads, is_exclusive=False)]
+        count = max(_LEAST_SHARDS, _SHARDS_PER_SLOT * self.pool_plan.workers * self.pool_plan.slots)
+        return [Shard(reads, is_exclusive=True, index=index) for index in range(count)]
+
+    def _window_expiry(self, codecs: Codecs) -> WindowExpiry | None:
+        (first, *_) = self.plan.reads
+        (pcollection,) = next(t for t in self.plan.transforms if t.unique_name == first.transform_id).outputs.values()
+        return WindowExpiry.of(pcollection, first.coder_id, codecs)
 
     def _kind(self) -> Kind:
         if self.plan.is_sink:

@@ -14,6 +14,7 @@ from luminosity._shared.notebook import name_cells
 from luminosity._shared.text import first_line
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.workers import Worker
+from luminosity.engine.options import EngineConfig
 from luminosity.engine.reporting.log_messages import LogCapture, Logged, bounded_traceback
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.reporting.snapshots import Snapshots, stall_view
@@ -70,13 +71,9 @@ class Reporter:
         snapshots: Snapshots,
         stream: EventStream,
         workers: WorkerSampler,
-        queue_limit: int,
-        memory_limit: int,
-        checkpoint_dir: str = "",
-        models: tuple[ModelVersion, ...] = (),
-        machine: MachineInfo = MachineInfo(),  # noqa: B008 - it is frozen
-        pools_mode: str = "",
-        job: str = "",
+        config: EngineConfig,
+        models: tuple[ModelVersion, ...],
+        machine: MachineInfo,
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
@@ -89,7 +86,7 @@ class Reporter:
         self._checkpoint_at = 0.0  # when the next one may be reported, in seconds since the run's start
         now = datetime.now(timezone.utc)
         self.run_id = new_run_id(now)
-        called = RunName.of(job)
+        called = RunName.of(config.job_name)
         stream.emit(
             RunStarted(
                 self.run_id,
@@ -98,13 +95,13 @@ class Reporter:
                 started_at=round(now.timestamp(), 3),
                 stages=snapshots.stages(),
                 pools=snapshots.pools(),
-                queue_limit=queue_limit,
-                memory_limit=memory_limit,
-                checkpoint_dir=checkpoint_dir,
+                queue_limit=snapshots.parts.queue_limit,
+                memory_limit=snapshots.parts.blocks.ledger.limit,
+                checkpoint_dir=config.checkpoint_dir or "",
                 models=models,
                 machine=machine,
                 version=version("luminosity"),
-                pools_mode=pools_mode,
+                pools_mode=config.pools,
                 job=called.job,
                 folder=called.folder,
             )

@@ -48,15 +48,13 @@ class Snapshots:
     def __init__(
         self,
         parts: RunParts,
-        memory: Callable[[], MemoryUse],
         sampler: Sampler,
         asked: Mapping[str, Resources],
     ) -> None:
         """``asked`` is what the resource hints of each stage ask for, by the id of its environment."""
-        self._parts = parts
+        self.parts = parts
         self._peak = 0  # of the memory of all processes of a cluster
         self._asked = asked
-        self._memory = memory
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageInput], str] = lambda stage: labels[stage.id]
@@ -77,9 +75,9 @@ class Snapshots:
                 stage.plan.has_endless_input,
                 stage.plan.steps,
                 self._asked.get(stage.plan.environment_id, Resources()),
-                reads_groups=any(self._parts.buffers[r.buffer_id].grouping is not None for r in stage.plan.reads),
+                reads_groups=any(self.parts.buffers[r.buffer_id].grouping is not None for r in stage.plan.reads),
             )
-            for stage in self._parts.stages
+            for stage in self.parts.stages
         )
 
     def pools(self) -> tuple[PoolInfo, ...]:
@@ -98,7 +96,7 @@ class Snapshots:
                 asked=largest(asked.get(pool.name, ())),
                 python="" if pool.python is None else pool.python.prefix,
             )
-            for pool in (run.plan for run in self._parts.pools)
+            for pool in (run.plan for run in self.parts.pools)
         )
 
     def take(
@@ -106,19 +104,19 @@ class Snapshots:
     ) -> Snapshot:
         """Return the state of the run ``seconds`` after its start. ``is_last``: the run has ended."""
         stages = self._stage_views(seconds, is_last)
-        cluster = self._parts.cluster
+        cluster = self.parts.cluster
         if cluster is not None:
             self._look_at_nodes()
         running = {
             worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
-            for pool in self._parts.pools
+            for pool in self.parts.pools
             for worker in pool.workers.values()
         }
         return Snapshot(
             run_id,
             round(seconds, 3),
             stages=stages,
-            pools=tuple(pool_view(pool, seconds) for pool in self._parts.pools),
+            pools=tuple(pool_view(pool, seconds) for pool in self.parts.pools),
             devices=self._device_views(seconds),
             memory=self._memory(),
             processes=self._sampler.processes if cluster is None else self._processes_of_all_nodes(),
@@ -131,7 +129,7 @@ class Snapshots:
 
     def _look_at_nodes(self) -> None:
         """Pass on what workers on other machines have said of themselves."""
-        for pool in self._parts.pools:
+        for pool in self.parts.pools:
             for worker in pool.workers.values():
                 if worker.is_connected:
                     self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident)
@@ -139,15 +137,20 @@ class Snapshots:
     def _processes_of_all_nodes(self) -> ProcessMemory:
         """Return the memory of this process and of all workers, as far as they have said."""
         used = self._sampler.processes.used
-        used += sum(worker.resident for pool in self._parts.pools for worker in pool.workers.values())
+        used += sum(worker.resident for pool in self.parts.pools for worker in pool.workers.values())
         self._peak = max(self._peak, used)
         return ProcessMemory(used, self._peak)
 
+    def _memory(self) -> MemoryUse:
+        ledger, cluster = self.parts.blocks.ledger, self.parts.cluster
+        objects = cluster.object_bytes() if cluster is not None else 0
+        return MemoryUse(ledger.used, ledger.peak, ledger.limit, ledger.spilled, objects)
+
     def checkpoint(self, seconds: float) -> CheckpointView | None:
         """Return the state of the checkpoints of a durable run, ``seconds`` after its start."""
-        if self._parts.checkpoint is None:
+        if self.parts.checkpoint is None:
             return None
-        progress = self._parts.checkpoint.progress
+        progress = self.parts.checkpoint.progress
         last_at = None if progress.last_at is None else seconds - (time.monotonic() - progress.last_at)
         return CheckpointView(
             progress.count,
@@ -162,13 +165,13 @@ class Snapshots:
 
     def user_metrics(self) -> list[MetricView]:
         """Return what user code has counted in committed bundles."""
-        steps = (step for stage in self._parts.stages for step in stage.plan.steps)
-        return user_metrics(self._parts.metrics.by_stage(), steps)
+        steps = (step for stage in self.parts.stages for step in stage.plan.steps)
+        return user_metrics(self.parts.metrics.by_stage(), steps)
 
     def _stage_views(self, seconds: float, is_last: bool) -> tuple[StageView, ...]:
-        running: dict[str, list[Bundle]] = {stage.id: [] for stage in self._parts.stages}
+        running: dict[str, list[Bundle]] = {stage.id: [] for stage in self.parts.stages}
         workers = dict.fromkeys(running, 0)
-        for pool in self._parts.pools:
+        for pool in self.parts.pools:
             for worker in pool.workers.values():
                 for bundle in worker.bundles.values():
                     running[bundle.stage.id].append(bundle)
@@ -176,7 +179,7 @@ class Snapshots:
                     workers[stage_id] += 1
         return tuple(
             self._stage_view(stage, running[stage.id], workers[stage.id], seconds, is_last)
-            for stage in self._parts.stages
+            for stage in self.parts.stages
         )
 
     def _stage_view(
@@ -206,7 +209,7 @@ class Snapshots:
             fraction=None if progress.fraction is None else round(progress.fraction, 3),
             seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 1),
             inference=progress.inference,
-            stream=stream.view(None if is_last else running, self._parts.clock.micros()) if stream else None,
+            stream=stream.view(None if is_last else running, self.parts.clock.micros()) if stream else None,
             kafka=progress.kafka.views(seconds, is_last=is_last),
             bundles=stage.bundles_done,
             retries=stage.usage.failed,
@@ -220,7 +223,7 @@ class Snapshots:
 
     def _arrived(self, stage: StageRun) -> float | None:
         """Return the fraction of the stage's input that has been written, or None if a writer's progress is unknown."""
-        arrived = min((self._parts.buffers[read.buffer_id].fraction_out() for read in stage.plan.reads), default=1.0)
+        arrived = min((self.parts.buffers[read.buffer_id].fraction_out() for read in stage.plan.reads), default=1.0)
         for writer in self._statuses.writers_before[stage.id]:
             fraction = self._progress[writer.id].fraction
             if fraction is None:
@@ -230,7 +233,7 @@ class Snapshots:
 
     def _device_views(self, seconds: float) -> tuple[DeviceView, ...]:
         busy: dict[str, float] = {}
-        for pool in self._parts.pools:
+        for pool in self.parts.pools:
             for index, devices in enumerate(pool.plan.device_groups):
                 for device in devices:
                     busy[device] = busy.get(device, 0.0) + pool.worker_busy[index].spanned_seconds

@@ -150,6 +150,32 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     os.chdir(request.working_directory)
     _reseed()
     _know_arrays_of_numpy_2()
+    _change_beam(request, channel)
+    descriptor = f'url: "{request.url}"'
+    created: Any = sdk_worker_main.create_harness(
+        {
+            "WORKER_ID": request.worker_id,
+            "CONTROL_API_SERVICE_DESCRIPTOR": descriptor,
+            "LOGGING_API_SERVICE_DESCRIPTOR": descriptor,
+            "PIPELINE_OPTIONS": json.dumps(request.pipeline_options),
+            "RUNNER_CAPABILITIES": RUNNER_CAPABILITIES,
+        }
+    )
+    log_handler, harness, _ = created
+    if log_handler:
+        log_handler.addFilter(add_logger_name)
+    if request.load_ahead:
+        worker_files.start_loading(request.load_ahead)  # not earlier: Beam's pickler must know its options
+    try:
+        harness.run()
+    finally:
+        if log_handler:
+            logging.getLogger().removeHandler(log_handler)
+            log_handler.close()
+
+
+def _change_beam(request: WorkerRequest, channel: type[BlockChannel] | None) -> None:
+    """Put our parts in place of those of Beam's worker, and define the classes of the user's script."""
     # Beam sets it on import, before this worker had an id.
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     budget = request.pipeline_options.get("model_memory_budget")
@@ -178,27 +204,6 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
         logging.getLogger(name).setLevel(logging.ERROR)
     # It logs every exception of user code; the runner gets them and reports the last one.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-    descriptor = f'url: "{request.url}"'
-    created: Any = sdk_worker_main.create_harness(
-        {
-            "WORKER_ID": request.worker_id,
-            "CONTROL_API_SERVICE_DESCRIPTOR": descriptor,
-            "LOGGING_API_SERVICE_DESCRIPTOR": descriptor,
-            "PIPELINE_OPTIONS": json.dumps(request.pipeline_options),
-            "RUNNER_CAPABILITIES": RUNNER_CAPABILITIES,
-        }
-    )
-    log_handler, harness, _ = created
-    if log_handler:
-        log_handler.addFilter(add_logger_name)
-    if request.load_ahead:
-        worker_files.start_loading(request.load_ahead)  # not earlier: Beam's pickler must know its options
-    try:
-        harness.run()
-    finally:
-        if log_handler:
-            logging.getLogger().removeHandler(log_handler)
-            log_handler.close()
 
 
 def _shared_folder(request: WorkerRequest) -> str:

@@ -90,8 +90,8 @@ def _keep_here(base: Any, handler: Any, tag: str, budget: int | None) -> None:
 
 
 def _make_manager(base: Any, handlers: dict[Any, Any], tag: str, sizes: ModelSizes, share: LocalShare) -> Any:
-    shared = partial(_connect, base, handlers, tag)
-    return _make_manager_class(base)(handlers, tag, sizes, share, shared)
+    own = base._ModelHandlerManager(handlers)
+    return _SmallModelManager(own, handlers, tag, sizes, share, partial(_connect, base, handlers, tag))
 
 
 def _connect(base: Any, handlers: dict[Any, Any], tag: str) -> Any:
@@ -100,76 +100,75 @@ def _connect(base: Any, handlers: dict[Any, Any], tag: str) -> Any:
     return base.multi_process_shared.MultiProcessShared(make, tag=f"{tag}_shared", always_proxy=True).acquire()
 
 
-def _make_manager_class(base: Any) -> Any:
-    class SmallModelManager(base._ModelHandlerManager):
-        """Loads small models in this process, and has Beam's shared manager load the others.
+class _SmallModelManager:
+    """Stands for Beam's manager: loads small models in this process, and has Beam's shared manager load the others.
 
-        Beam calls ``load`` before each use of a model, and finds the model by the tag that it returns. Methods may be
-        called from any thread.
-        """
+    Beam calls ``load`` before each use of a model, and finds the model by the tag that it returns. Methods may be
+    called from any thread.
+    """
 
-        def __init__(
-            self, handlers: dict[Any, Any], tag: str, sizes: ModelSizes, share: LocalShare, connect: Any
-        ) -> None:
-            super().__init__(handlers)
-            self._name = tag
-            self._sizes = sizes
-            self._share = share
-            self._connect = connect
-            self._lock = threading.RLock()
-            self._small: set[Any] = set()
-            self._shared: Any = None
-            self._most = 0
+    def __init__(
+        self, own: Any, handlers: dict[Any, Any], tag: str, sizes: ModelSizes, share: LocalShare, connect: Any
+    ) -> None:
+        self._own = own  # Beam's manager of the models in this process
+        self.update_model_handler = own.update_model_handler
+        self._handlers = handlers
+        self._name = tag
+        self._sizes = sizes
+        self._share = share
+        self._connect = connect
+        self._lock = threading.RLock()
+        self._small: set[Any] = set()
+        self._shared: Any = None
+        self._most = 0
 
-        def load(self, key: Any) -> Any:
-            with self._lock:
-                stats = super().load(key) if key in self._small else self._load_if_small(key)
-                return self._shared_manager().load(key) if stats is None else stats
+    def load(self, key: Any) -> Any:
+        with self._lock:
+            stats = self._own.load(key) if key in self._small else self._load_if_small(key)
+            return self._shared_manager().load(key) if stats is None else stats
 
-        def increment_max_models(self, increment: int) -> None:
-            with self._lock:
-                super().increment_max_models(increment)
-                self._most += increment
-                if self._shared is not None:
-                    self._shared.increment_max_models(increment)
+    def increment_max_models(self, increment: int) -> None:
+        with self._lock:
+            self._own.increment_max_models(increment)
+            self._most += increment
+            if self._shared is not None:
+                self._shared.increment_max_models(increment)
 
-        def _load_if_small(self, key: Any) -> Any | None:
-            """Load a model for the first time; return None if it is not small."""
-            name, load = (self._name, key), super().load
+    def _load_if_small(self, key: Any) -> Any | None:
+        """Load a model for the first time; return None if it is not small."""
+        name = self._name, key
 
-            def load_small() -> Any:
-                self._small.add(key)
-                return load(key)
+        def load_small() -> Any:
+            self._small.add(key)
+            return self._own.load(key)
 
-            return self._sizes.load_if_small(
-                name, self._kind_of(key), self._share, load=load_small, measure=lambda: self._measure(key, name)
-            )
+        return self._sizes.load_if_small(
+            name, self._kind_of(key), self._share, load=load_small, measure=lambda: self._measure(key, name)
+        )
 
-        def _measure(self, key: Any, name: Any) -> Any | None:
-            before = resident_bytes()
-            stats = super().load(key)
-            size = max(resident_bytes() - before, 0)
-            self._sizes.add(name, self._kind_of(key), size)
-            if self._share.take(name, size):
-                self._small.add(key)
-                return stats
-            handle, model = self._proxy_map.pop(self._tag_map.pop(key))
-            handle.release(model)
-            del handle, model
-            return_free_memory()
-            return None
+    def _measure(self, key: Any, name: Any) -> Any | None:
+        before = resident_bytes()
+        stats = self._own.load(key)
+        size = max(resident_bytes() - before, 0)
+        self._sizes.add(name, self._kind_of(key), size)
+        if self._share.take(name, size):
+            self._small.add(key)
+            return stats
+        handle, model = self._own._proxy_map.pop(self._own._tag_map.pop(key))
+        handle.release(model)
+        del handle, model
+        return_free_memory()
+        return None
 
-        def _kind_of(self, key: Any) -> str:
-            return type(self._mh_map[key]).__name__
+    def _kind_of(self, key: Any) -> str:
+        return type(self._handlers[key]).__name__
 
-        def _shared_manager(self) -> Any:
-            if self._shared is None:
-                self._shared = self._connect()
-                if self._most:
-                    self._shared.increment_max_models(self._most)
-            return self._shared
-
-    return SmallModelManager
+    def _shared_manager(self) -> Any:
+        if self._shared is None:
+            self._shared = self._connect()
+            if self._most:
+                self._shared.increment_max_models(self._most)
+        return self._shared
 
 
 def keep_files_in(folder: str) -> None:
