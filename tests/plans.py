@@ -12,7 +12,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.userstate import BagStateSpec
 
 from luminosity.engine.cluster.driver import ray_calls as cluster_nodes
-from luminosity.engine.cluster.driver import session
+from luminosity.engine.cluster.driver import ray_connection
 from luminosity.engine.explain.dryrun import dry_runs
 from luminosity.engine.explain.explain import explain
 from luminosity.engine.explain.explanation import Break, ExplainedStage, Explanation
@@ -36,7 +36,7 @@ def explained(
     """
     if nodes:
         flags = (*flags, "--ray_address=local")
-    connection = mock.patch.object(session, "connect", mock.Mock())
+    connection = mock.patch.object(ray_connection, "connect", mock.Mock())
     cluster = mock.patch.multiple(cluster_nodes, nodes=lambda: nodes, known_types=tuple[str])
     this_machine = mock.patch.multiple(
         machine, usable_cores=lambda: 4, machine_ram_bytes=lambda: 16 << 30, detect_accelerators=lambda: ()

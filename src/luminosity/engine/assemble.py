@@ -48,7 +48,7 @@ from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_pr
 
 if TYPE_CHECKING:
     from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
-    from luminosity.engine.cluster.driver.session import Session
+    from luminosity.engine.cluster.driver.ray_connection import RayConnection
 
 __all__ = ["assemble"]
 
@@ -117,7 +117,7 @@ def assemble(
     failures = _failures(data, config, buffers)
     _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.
-    server, process_launcher, cluster = _workers(data, config, pools, checkpoint, prepared.session)
+    server, process_launcher, cluster = _workers(data, config, pools, checkpoint, prepared.connection)
     return RunParts(
         stages=stages,
         buffers=buffers,
@@ -304,7 +304,7 @@ def _workers(
     config: EngineConfig,
     pools: dict[int, PoolRun],
     checkpoint: Checkpoint | None,
-    session: Session | None,
+    connection: RayConnection | None,
 ) -> tuple[WorkerServer, Launcher, NodeLauncher | None]:
     """Return the server of the workers, what launches them, and the same once more if it does so on a cluster."""
     graph, state, folders = data.graph, data.state, data.folders
@@ -313,10 +313,12 @@ def _workers(
     if config.debug:
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
-    elif session is not None:
+    elif connection is not None:
         from luminosity.engine.cluster.driver.set_up import set_up_on_nodes  # a run on one machine needs none of it
 
-        server, on_nodes = set_up_on_nodes(graph, pools, folders, data.blocks, state, descriptors, checkpoint, session)
+        server, on_nodes = set_up_on_nodes(
+            graph, pools, folders, data.blocks, state, descriptors, checkpoint, connection
+        )
         process_launcher = on_nodes
     else:
         environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]

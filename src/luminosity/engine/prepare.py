@@ -35,7 +35,7 @@ from luminosity.events import ModelVersion
 from luminosity.runs.manifest.places import Effects, Place
 
 if TYPE_CHECKING:
-    from luminosity.engine.cluster.driver.session import Session
+    from luminosity.engine.cluster.driver.ray_connection import RayConnection
 
 __all__ = ["Prepared", "effects_of", "prepare", "worker_environment"]
 
@@ -57,7 +57,7 @@ class Prepared:
     assignments: dict[str, Assignment]
     config: EngineConfig
     machine: Machine
-    session: Session | None = None  # the connection to a cluster, which the receiver closes; None for this machine
+    connection: RayConnection | None = None  # to a cluster, which the receiver closes; None for this machine
 
 
 def worker_environment(options: PipelineOptions) -> environments.Environment:
@@ -90,24 +90,24 @@ def prepare(
     """
     config = EngineConfig.of(options)
     support.check(pipeline)
-    session = _connect(config, pipeline, options, is_dry=is_dry)
+    connection = _connect(config, pipeline, options, is_dry=is_dry)
     try:
-        return _prepare(pipeline, options, config, session, is_drain=is_drain, fit=fit, claim=claim)
+        return _prepare(pipeline, options, config, connection, is_drain=is_drain, fit=fit, claim=claim)
     except BaseException:
-        if session is not None:
-            session.close()
+        if connection is not None:
+            connection.close()
         raise
 
 
 def _connect(
     config: EngineConfig, pipeline: beam_runner_api_pb2.Pipeline, options: PipelineOptions, *, is_dry: bool
-) -> Session | None:
-    """Return a session of the cluster, or None if the pipeline runs on this machine."""
+) -> RayConnection | None:
+    """Return a connection to the cluster, or None if the pipeline runs on this machine."""
     if config.ray_address is None:
         return None
     from luminosity.engine.cluster import shipping  # a run on one machine needs none of it
     from luminosity.engine.cluster.driver.ray_calls import nodes
-    from luminosity.engine.cluster.driver.session import connect
+    from luminosity.engine.cluster.driver.ray_connection import connect
     from luminosity.engine.cluster.driver.shared_paths import SharedPaths
 
     for step in pipeline.components.transforms.values():
@@ -126,25 +126,25 @@ def _connect(
         requirements_file=setup.requirements_file,
         extra_packages=setup.extra_packages or [],
     )
-    session = connect(config.ray_address, config.accelerators)
+    connection = connect(config.ray_address, config.accelerators)
     try:
-        session.sent = sent
-        session.paths = SharedPaths(effects_of(pipeline), sent.folder, sent.files)
-        session.paths.check(nodes())
-        if not session.paths.is_in_place:
+        connection.sent = sent
+        connection.paths = SharedPaths(effects_of(pipeline), sent.folder, sent.files)
+        connection.paths.check(nodes())
+        if not connection.paths.is_in_place:
             for warning in sent.warnings:
                 _LOGGER.warning("%s", warning)
     except BaseException:
-        session.close()
+        connection.close()
         raise
-    return session
+    return connection
 
 
 def _prepare(
     pipeline: beam_runner_api_pb2.Pipeline,
     options: PipelineOptions,
     config: EngineConfig,
-    session: Session | None,
+    connection: RayConnection | None,
     *,
     is_drain: bool,
     fit: Callable[[EngineConfig, Callable[[frozenset[str]], Graph]], Graph] | None,
@@ -154,7 +154,7 @@ def _prepare(
     support.warn(pipeline, is_streaming=is_streaming, is_debug=config.debug)
     pipeline = with_chosen_hints(pipeline, config)
     pythons = _pythons(pipeline, config)  # before a checkpoint is opened, or given up for a new start
-    if session is None:
+    if connection is None:
         machine = Machine.detect(config.accelerators)
     else:
         from luminosity.engine.cluster.driver.ray_calls import known_types, nodes
@@ -178,7 +178,7 @@ def _prepare(
         def make_pools(machine: Machine, *, is_quiet: bool = False) -> dict[str, Assignment]:
             return assign(stages, machine, config, pythons, is_quiet=is_quiet)
 
-        if claim is None or session is not None:  # on a cluster, Ray decides what runs beside what
+        if claim is None or connection is not None:  # on a cluster, Ray decides what runs beside what
             assignments = make_pools(machine)
         else:
             assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, make_pools)
@@ -188,7 +188,7 @@ def _prepare(
         raise OptionError(
             f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
         )
-    return Prepared(graph, assignments, config, machine, session)
+    return Prepared(graph, assignments, config, machine, connection)
 
 
 def _pythons(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConfig) -> dict[str, PythonEnvironment]:

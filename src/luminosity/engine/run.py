@@ -92,11 +92,11 @@ class Run:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
         ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest.
-        The run releases its ``claim`` and closes its session when it has ended.
+        The run releases its ``claim`` and closes its connection when it has ended.
         """
         graph, config = prepared.graph, prepared.config
         self._claim = claim
-        self._session = prepared.session
+        self._connection = prepared.connection
         self.metrics = RunMetrics()
         self.state: str = PipelineState.RUNNING
         self.failure: BaseException | None = None
@@ -223,9 +223,9 @@ class Run:
         self._server.stop()
         self._remove_folders()
         prepared, checkpoint = self._plan_drain(self._checkpoint.pause())
-        if prepared.session is not None:
-            prepared.session.close()  # the first plan's session holds the connection
-        prepared = replace(prepared, session=self._session)
+        if prepared.connection is not None:
+            prepared.connection.close()  # that of the first plan is still open
+        prepared = replace(prepared, connection=self._connection)
         self.metrics = RunMetrics()  # the checkpoint has the values
         parts = self._open(prepared, checkpoint)
         self._reporter.continue_with(self._snapshots(parts, prepared.graph))
@@ -264,8 +264,8 @@ class Run:
                     self.on_failure()
             finally:
                 self._claim.release()
-                if self._session is not None:
-                    self._session.close()
+                if self._connection is not None:
+                    self._connection.close()
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
 

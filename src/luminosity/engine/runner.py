@@ -113,10 +113,10 @@ class LuminosityRunner(PipelineRunner):
         """
         resumption = Resumption()
         claim = Claim(job_name(options) or script_name())
-        session = None
+        connection = None
         try:
             prepared = prepare(pipeline, options, is_drain=self.is_drain, fit=resumption.fit, claim=claim)
-            session = prepared.session
+            connection = prepared.connection
             if not prepared.config.debug:
                 check_address_space()
             with limits_named():
@@ -124,8 +124,8 @@ class LuminosityRunner(PipelineRunner):
                 if checkpoint is not None and checkpoint.is_finished:
                     claim.release()
                     run = FinishedRun(prepared.graph, checkpoint)
-                    if session is not None:
-                        session.close()
+                    if connection is not None:
+                        connection.close()
                 else:
                     plan_drain = None
                     if checkpoint is not None:
@@ -135,8 +135,8 @@ class LuminosityRunner(PipelineRunner):
         except BaseException:
             resumption.close()
             claim.release()
-            if session is not None:
-                session.close()
+            if connection is not None:
+                connection.close()
             raise
         with limits_named():
             result = LuminosityResult(run)

@@ -32,7 +32,7 @@ from luminosity.engine.plan.graph import Graph
 from luminosity.engine.workers.failure import Failure
 from luminosity.errors import ReplayError
 
-__all__ = ["DESCRIPTOR", "MAIN_CLASSES", "Manifest", "Part", "Saver", "Surroundings", "read", "write"]
+__all__ = ["DESCRIPTOR", "MAIN_CLASSES", "Manifest", "RunProcess", "SavedEntry", "Saver", "read", "write"]
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _FORMAT = "luminosity replay"
@@ -43,8 +43,8 @@ MAIN_CLASSES = "main-classes"  # entry: see workers/worker_files.py
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The location of a run's code, and the versions that ran it."""
+class RunProcess:
+    """The process of a run: where its code lies, and the versions that ran it."""
 
     python: str  # version
     luminosity: str  # version
@@ -55,8 +55,8 @@ class Surroundings:
     pickle_library: str
 
     @classmethod
-    def here(cls, pickle_library: str) -> Surroundings:
-        """Return the surroundings of this process."""
+    def here(cls, pickle_library: str) -> RunProcess:
+        """Return that of this process."""
         script = getattr(sys.modules["__main__"], "__file__", None) or ""
         folders = [os.path.dirname(os.path.abspath(script))] if script else []
         folders += [os.getcwd(), *map(os.path.abspath, sys.path)]
@@ -105,7 +105,7 @@ def _modules() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class SavedEntry:
     """An entry of the zip, and its place in the stage."""
 
     entry: str
@@ -123,20 +123,20 @@ class Manifest:
     exit_code: int | None  # of the worker, if it ended
     element: str  # the beginning of its repr
     count: int  # elements and timers
-    surroundings: Surroundings
+    surroundings: RunProcess  # the name in the file
     safe_coders: dict[str, str]
-    reads: list[Part]  # encoded elements
-    timers: list[Part]  # encoded timers that were due
-    side_inputs: list[Part]  # all their encoded elements
-    state: list[Part]  # StateRequests that write the state back
-    groups: list[Part]  # encoded values of a large group; the name is its token, in hexadecimal
+    reads: list[SavedEntry]  # encoded elements
+    timers: list[SavedEntry]  # encoded timers that were due
+    side_inputs: list[SavedEntry]  # all their encoded elements
+    state: list[SavedEntry]  # StateRequests that write the state back
+    groups: list[SavedEntry]  # encoded values of a large group; the name is its token, in hexadecimal
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Manifest:
         """Read what ``dataclasses.asdict`` returned. Raises KeyError or TypeError for other fields."""
         for name in ("reads", "timers", "side_inputs", "state", "groups"):
-            fields[name] = [Part(**part) for part in fields[name]]
-        fields["surroundings"] = Surroundings(**fields["surroundings"])
+            fields[name] = [SavedEntry(**part) for part in fields[name]]
+        fields["surroundings"] = RunProcess(**fields["surroundings"])
         return cls(**fields)
 
 
@@ -250,11 +250,11 @@ class Saver:
             exit_code=exit_code,
             element=failure.element,
             count=bundle.pieces,
-            surroundings=Surroundings.here(self._pickle_library),
+            surroundings=RunProcess.here(self._pickle_library),
             safe_coders=self._graph.safe_coders,
             reads=self._reads(bundle, entries),
             timers=[
-                Part(entries.add(f"timers/{i}", [timer.encoded for timer in timers]), *family)
+                SavedEntry(entries.add(f"timers/{i}", [timer.encoded for timer in timers]), *family)
                 for i, (family, timers) in enumerate(bundle.timers.items())
             ],
             side_inputs=self._side_inputs(bundle, entries),
@@ -263,40 +263,40 @@ class Saver:
         )
         return write(self._path, manifest, entries.all)
 
-    def _reads(self, bundle: Bundle, entries: _Entries) -> list[Part]:
+    def _reads(self, bundle: Bundle, entries: _Entries) -> list[SavedEntry]:
         return [
-            Part(entries.add(f"reads/{i}", [block.data() for block in blocks]), read_id)
+            SavedEntry(entries.add(f"reads/{i}", [block.data() for block in blocks]), read_id)
             for i, (read_id, blocks) in enumerate(bundle.inputs.items())
         ]
 
-    def _side_inputs(self, bundle: Bundle, entries: _Entries) -> list[Part]:
-        parts: list[Part] = []
+    def _side_inputs(self, bundle: Bundle, entries: _Entries) -> list[SavedEntry]:
+        parts: list[SavedEntry] = []
         known: dict[bytes, str] = {}  # several steps may read the same buffer
         for side_input in bundle.stage.plan.side_inputs:
             buffer = self._graph.buffers[side_input.buffer_id]
             if buffer.id not in known:
                 known[buffer.id] = entries.add(f"side_inputs/{len(known)}", self._buffers[buffer.id].side_input_data())
             coder_id = buffer.output_coder_id or buffer.coder_id
-            parts.append(Part(known[buffer.id], side_input.transform_id, side_input.tag, coder_id))
+            parts.append(SavedEntry(known[buffer.id], side_input.transform_id, side_input.tag, coder_id))
         return parts
 
-    def _cells(self, bundle: Bundle, entries: _Entries) -> list[Part]:
+    def _cells(self, bundle: Bundle, entries: _Entries) -> list[SavedEntry]:
         if not bundle.stage.plan.is_stateful:
             return []
         keys = {timer.key for timers in bundle.timers.values() for timer in timers}
         for read_id, blocks in bundle.inputs.items():
             codec = bundle.stage.codec(read_id)
             keys |= {element.key for block in blocks for element in codec.keyed_elements(block.data())}
-        parts: list[Part] = []
+        parts: list[SavedEntry] = []
         for i, (key, data) in enumerate(self._state.cells_of(bundle.stage.plan.steps, keys)):
             request = beam_fn_api_pb2.StateRequest(state_key=beam_fn_api_pb2.StateKey.FromString(key))
             request.append.data = data
-            parts.append(Part(entries.add(f"state/{i}", [request.SerializeToString()])))
+            parts.append(SavedEntry(entries.add(f"state/{i}", [request.SerializeToString()])))
         return parts
 
-    def _groups(self, bundle: Bundle, entries: _Entries) -> list[Part]:
+    def _groups(self, bundle: Bundle, entries: _Entries) -> list[SavedEntry]:
         return [
-            Part(entries.add(f"groups/{token.hex()}", self._state.group_data(token)), name=token.hex())
+            SavedEntry(entries.add(f"groups/{token.hex()}", self._state.group_data(token)), name=token.hex())
             for token in self._tokens(bundle)
         ]
 

@@ -106,8 +106,8 @@ class DryRunner(PipelineRunner):
             if function := self._functions.get(transform.unique_name):
                 transform.annotations["python_type"] = function.encode()
         prepared = prepare(pipeline, options, is_drain=self._is_drain, is_dry=True)
-        if prepared.session is not None:
-            prepared.session.close()
+        if prepared.connection is not None:
+            prepared.connection.close()
         self._runs.append(DryRun(pipeline, prepared, self._other_runner))
         return DryResult()
 

@@ -72,12 +72,9 @@ class BufferRun:
 
     def track(self) -> None:
         """Note from now on what changes between two checkpoints. Call it before the first block is delivered."""
-        if self.grouping is not None:
-            self.grouping.track()
-        if self.live is not None:
-            self.live.track()
-        if self.live_side_input is not None:
-            self.live_side_input.track()
+        for part in (self.grouping, self.live, self.live_side_input):
+            if part is not None:
+                part.track()
 
     def finish_work(self) -> None:
         """Finish what a live grouping has begun, and pass on its panes: a checkpoint can't have half of it.
@@ -102,14 +99,11 @@ class BufferRun:
 
     def save(self, changes: Changes, name: str) -> None:
         """Write what has changed since the last checkpoint. ``name`` is the same after a restart."""
-        if self.grouping is not None:
-            self.grouping.save(changes, f"grouping/{name}")
-        if self.live is not None:
-            self.live.save(changes, f"grouping/{name}")
-        if self.side_input is not None:
-            self.side_input.save(changes, f"side/{name}")
-        if self.live_side_input is not None:
-            self.live_side_input.save(changes, f"side/{name}")
+        for group in (self.grouping, self.live):
+            if group is not None:
+                group.save(changes, f"grouping/{name}")
+        for side_input in self._side_inputs():
+            side_input.save(changes, f"side/{name}")
 
     def restore(self, saved: SavedRows, name: str) -> None:
         """Take over what a checkpoint has. Call it once, after :meth:`track` and before the first bundle."""
@@ -117,11 +111,12 @@ class BufferRun:
             self.grouping.restore(saved, f"grouping/{name}")
         if self.live is not None:
             self.live.restore(saved, f"grouping/{name}", self._spill_policy.check)
-        if self.side_input is not None:
-            self.side_input.restore(saved, f"side/{name}")
-        if self.live_side_input is not None:
-            self.live_side_input.restore(saved, f"side/{name}")
+        for side_input in self._side_inputs():
+            side_input.restore(saved, f"side/{name}")
         self._spill_policy.check()
+
+    def _side_inputs(self) -> list[SideInputData | LiveSideInput]:
+        return [each for each in (self.side_input, self.live_side_input) if each is not None]
 
     def side_input_data(self) -> Iterator[bytes]:
         """Yield all encoded elements that came through, if a stage reads the buffer as a side input."""
@@ -275,15 +270,9 @@ class BufferRun:
 
     def release(self) -> None:
         """Release all data. Called once, when the run ends."""
-        if self.grouping is not None:
-            self.grouping.release()
-        if self.live is not None:
-            self.live.release()
-        if self.stable is not None:
-            self.stable.release()
-        for side_input in (self.side_input, self.live_side_input):
-            if side_input is not None:
-                side_input.release()
+        for part in (self.grouping, self.live, self.stable, self.side_input, self.live_side_input):
+            if part is not None:
+                part.release()
 
     def _fan_out(self, block: Block) -> None:
         for stage, read_id in self.readers:

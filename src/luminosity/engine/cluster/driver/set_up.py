@@ -16,7 +16,7 @@ from luminosity.engine.cluster.agent.node_folder import start_cleaner
 from luminosity.engine.cluster.driver import shared_paths
 from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
 from luminosity.engine.cluster.driver.ray_calls import nodes
-from luminosity.engine.cluster.driver.session import Session
+from luminosity.engine.cluster.driver.ray_connection import RayConnection
 from luminosity.engine.cluster.security import RunSecurity
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
@@ -91,10 +91,10 @@ def set_up_on_nodes(
     state: StateStore,
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor],
     checkpoint: Checkpoint | None,
-    session: Session,
+    connection: RayConnection,
 ) -> tuple[WorkerServer, NodeLauncher]:
     """Return the server and the launcher of workers on nodes. The folders' address becomes the server's."""
-    paths = session.paths
+    paths = connection.paths
     assert paths is not None  # a pipeline that is only planned has no workers
     security = RunSecurity.create()
     small = [folders.main_classes, *(pool.load_ahead for pool in pools.values() if pool.load_ahead)]
@@ -104,7 +104,7 @@ def set_up_on_nodes(
     if checkpoint is not None:
         marker = shared_paths.mark(folders.spill)
         shared_paths.check_nodes(marker, nodes())
-    inner = FnApiServer(f"{session.host}:0", state, descriptors, security)
+    inner = FnApiServer(f"{connection.host}:0", state, descriptors, security)
     folders.url = inner.url
     run = RunOnNodes(
         run_id=secrets.token_hex(6),
@@ -116,11 +116,11 @@ def set_up_on_nodes(
     )
     workers = NodeLauncher(
         run,
-        session.sent.archive,
+        connection.sent.archive,
         paths,
         url=inner.url,
         security=security,
-        driver_node=session.node_id,
+        driver_node=connection.node_id,
         read_by_driver=sorted(_read_by_driver(graph)),
     )
     blocks.find_remote = workers.objects.find

@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar
 
-from apache_beam.portability.api import beam_fn_api_pb2
-
 from luminosity.engine.cluster.worker.block_socket import BlockClient
 from luminosity.engine.data import wire
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockStream, BlockWriter
@@ -49,20 +47,11 @@ class _ClusterChannel(BlockChannel):
     read_by_driver: frozenset[str] = frozenset()  # outputs whose elements the driver itself reads
 
     def _stream(self, instruction_id: str, transform_id: str, message: Callable[[int, bytes, bytes], bytes]) -> Any:
-        def send(count: int, data: bytes, ends: bytes) -> None:
-            self._send(instruction_id, transform_id, message(count, data, ends))
-
-        def close() -> None:
-            self._send(instruction_id, transform_id, b"", is_last=True)
-
-        is_eager = instruction_id.startswith(wire.SOURCE_PREFIX)
-        return _IndexedStream(send, close, is_eager=is_eager, block_bytes=_BLOCK_BYTES)
-
-    def _send(self, instruction_id: str, transform_id: str, data: bytes, *, is_last: bool = False) -> None:
-        self._enqueue_to_send(
-            beam_fn_api_pb2.Elements.Data(
-                instruction_id=instruction_id, transform_id=transform_id, data=data, is_last=is_last
-            )
+        return _IndexedStream(
+            lambda count, data, ends: self.send_data(instruction_id, transform_id, message(count, data, ends)),
+            lambda: self.send_data(instruction_id, transform_id, is_last=True),
+            is_eager=instruction_id.startswith(wire.SOURCE_PREFIX),
+            block_bytes=_BLOCK_BYTES,
         )
 
 

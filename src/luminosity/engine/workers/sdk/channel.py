@@ -188,22 +188,19 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""
+        return BlockStream(
+            lambda count, data: self.send_data(instruction_id, transform_id, self.writer.message(count, data)),
+            lambda: self.send_data(instruction_id, transform_id, is_last=True),
+            is_eager=instruction_id.startswith(wire.SOURCE_PREFIX),
+        )
 
-        def send(count: int, data: bytes) -> None:
-            self._enqueue_to_send(
-                beam_fn_api_pb2.Elements.Data(
-                    instruction_id=instruction_id,
-                    transform_id=transform_id,
-                    data=self.writer.message(count, data),
-                )
+    def send_data(self, instruction_id: str, transform_id: str, data: bytes = b"", *, is_last: bool = False) -> None:
+        """Send a message about a block, or the mark of the end."""
+        self._enqueue_to_send(
+            beam_fn_api_pb2.Elements.Data(
+                instruction_id=instruction_id, transform_id=transform_id, data=data, is_last=is_last
             )
-
-        def close() -> None:
-            self._enqueue_to_send(
-                beam_fn_api_pb2.Elements.Data(instruction_id=instruction_id, transform_id=transform_id, is_last=True)
-            )
-
-        return BlockStream(send, close, is_eager=instruction_id.startswith(wire.SOURCE_PREFIX))
+        )
 
     def output_timer_stream(self, instruction_id: str, transform_id: str, timer_family_id: str) -> TimerStream:
         """Return the stream for the timers of one family in one bundle."""

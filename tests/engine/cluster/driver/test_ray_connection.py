@@ -16,9 +16,9 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
-from luminosity.engine.cluster.driver import session
+from luminosity.engine.cluster.driver import ray_connection
 from luminosity.engine.cluster.driver.ray_calls import nodes
-from luminosity.engine.cluster.driver.session import connect
+from luminosity.engine.cluster.driver.ray_connection import connect
 from luminosity.engine.explain.explain import plan_pipeline
 from luminosity.errors import MissingExtra, OptionError
 from tests.fake_cluster import FakeCluster, fake_cluster
@@ -27,7 +27,7 @@ _PATIENCE_S = 120
 _LOCAL = """
 import os, ray
 from luminosity.engine.cluster.driver.ray_calls import nodes
-from luminosity.engine.cluster.driver.session import connect
+from luminosity.engine.cluster.driver.ray_connection import connect
 
 with connect("local", accelerators=3) as found, connect("local") as again:
     (node,) = nodes()
@@ -78,7 +78,7 @@ def test_an_address_where_nothing_answers(free_port: int) -> None:
 
 
 def test_an_address_of_something_else(silent_server: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(ray_connection, "_ANSWER_S", 0.3)
     with pytest.raises(OptionError, match=r"that does not speak gRPC, expected the head of a Ray cluster"):
         connect(f"127.0.0.1:{silent_server}")
 
@@ -152,7 +152,7 @@ def _sessions_share_one_connection(cluster: FakeCluster, ray: Any) -> None:
     found = {(node.cores, node.accelerators, node.accelerator_type, node.is_driver) for node in nodes()}
     assert found == {(2.0, 0.0, "", True), (1.0, 0.0, "", False), (1.0, 2.0, "T4", False)}
     assert all(node.object_store_bytes == 100_000_000 and node.ram_bytes > 0 for node in nodes())
-    others: list[session.Session] = []
+    others: list[ray_connection.Session] = []
     thread = threading.Thread(target=lambda: others.append(connect("auto")))
     thread.start()
     thread.join(_PATIENCE_S)

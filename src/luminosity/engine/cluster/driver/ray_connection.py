@@ -29,13 +29,13 @@ from luminosity.engine.options import check_ray_address
 from luminosity.errors import OptionError
 from luminosity.extras import require
 
-__all__ = ["Session", "connect"]
+__all__ = ["RayConnection", "connect"]
 
 _ANSWER_S = 5.0  # for a connection, and for the first answer over it; a head in the same network needs milliseconds
 _LONGEST_FOLDER = 35  # of characters: Ray puts sockets below it, whose paths may have 107 bytes
 _BREAKPOINT = "PYTHONBREAKPOINT"  # what breakpoint() calls
 _lock = threading.RLock()  # held while a connection is made or closed
-_connection: _Connection | None = None  # the one that this process has made, if it is open
+_connection: _SharedConnection | None = None  # the one that this process has made, if it is open
 
 
 def _found_on_this_machine() -> str:
@@ -97,60 +97,40 @@ def _ips(host: str) -> set[Any]:
     return found | {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)} if found & local else found
 
 
-class Session:
-    """One run's use of the connection. The run closes it; closing it twice does no harm.
+class RayConnection:
+    """One run's use of the process's connection to Ray. The run closes it; closing it twice does no harm.
 
     Use it as a context, or call :meth:`close`.
     """
 
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+    def __init__(self, shared: _SharedConnection) -> None:
+        self._shared = shared
         self._is_open = True
+        self.address = shared.address  # of the cluster's head, as HOST:PORT
+        self.namespace = shared.namespace  # of Ray, in which the names of the connection's actors live
+        self.node_id = shared.node_id  # of the node on which this process runs
+        self.host = shared.host  # the address of that node, at which the other nodes reach it
+        self.is_local = shared.folder is not None  # whether this process has started the cluster, which ends with it
         self.sent = Packed()  # what the nodes need of this run
         self.paths: SharedPaths | None = None  # what the nodes see of the paths of this run; None if it is only planned
-        connection.sessions += 1
-
-    @property
-    def address(self) -> str:
-        """The address of the cluster's head, as HOST:PORT."""
-        return self._connection.address
-
-    @property
-    def namespace(self) -> str:
-        """Ray's namespace in which the names of the connection's actors live."""
-        return self._connection.namespace
-
-    @property
-    def node_id(self) -> str:
-        """The id of the node on which this process runs."""
-        return self._connection.node_id
-
-    @property
-    def host(self) -> str:
-        """The address of this process's node, at which the other nodes reach it."""
-        return self._connection.host
-
-    @property
-    def is_local(self) -> bool:
-        """Whether this process has started the cluster, which ends with the last session."""
-        return self._connection.folder is not None
+        shared.users += 1
 
     def close(self) -> None:
         """End the use of the connection; disconnect if no other run of this process uses it. Blocks for that long."""
         with _lock:
             if self._is_open:
                 self._is_open = False
-                self._connection.release()
+                self._shared.release()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RayConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class _Connection:
-    """A connection, with the number of sessions that use it."""
+class _SharedConnection:
+    """The connection of this process, with the number of runs that use it."""
 
     def __init__(self, asked: str, is_ours: bool, folder: _Folder | None) -> None:
         context = require("ray", "ray").get_runtime_context()
@@ -161,12 +141,12 @@ class _Connection:
         self.namespace: str = context.namespace
         self.node_id: str = context.get_node_id()
         self.host: str = require("ray.util", "ray").get_node_ip_address()
-        self.sessions = 0
+        self.users = 0
 
     def release(self) -> None:
         global _connection
-        self.sessions -= 1
-        if self.sessions or not self.is_ours:
+        self.users -= 1
+        if self.users or not self.is_ours:
             return
         if _connection is self:
             _connection = None
@@ -189,11 +169,11 @@ class _Folder:
         os.close(self._lock)
 
 
-def connect(address: str, accelerators: int | None = None) -> Session:
+def connect(address: str, accelerators: int | None = None) -> RayConnection:
     """Connect this process to the Ray cluster at ``address``: ``auto``, ``local`` or HOST:PORT.
 
     ``local`` starts a Ray on this machine, with ``accelerators`` if they are given. If the process is connected
-    already, by another run or by the user's script, the session shares that connection.
+    already, by another run or by the user's script, the run shares that connection.
 
     Raises :class:`OptionError` if there is no such cluster, if this process can't join it, or if the process is
     connected to another one, and :class:`MissingExtra` if Ray is not installed.
@@ -209,7 +189,7 @@ def connect(address: str, accelerators: int | None = None) -> Session:
         if ray.is_initialized():
             return _of_the_script(ray, address)
         _connection = _open(ray, address, accelerators)
-        return Session(_connection)
+        return RayConnection(_connection)
 
 
 def _set_environment(address: str) -> None:
@@ -224,19 +204,19 @@ def _set_environment(address: str) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
-def _shared(connection: _Connection, address: str) -> Session:
-    """Return a session of the connection that another run of this process has made."""
+def _shared(connection: _SharedConnection, address: str) -> RayConnection:
+    """Return the use of the connection that another run of this process has made."""
     if address != connection.asked and (address == "local" or not _is_at(address, connection.address)):
         raise OptionError(
             f"--ray_address={address}: found another run of this process on a cluster at {connection.address}, "
             "expected the same cluster, since a process can have only one",
             fix="wait for the other run with wait_until_finish(), or run this pipeline in a process of its own",
         )
-    return Session(connection)
+    return RayConnection(connection)
 
 
-def _of_the_script(ray: Any, address: str) -> Session:
-    """Return a session of the connection that the user's script has made."""
+def _of_the_script(ray: Any, address: str) -> RayConnection:
+    """Return the use of the connection that the user's script has made."""
     if ray.util.client.ray.is_connected():
         check_ray_address("ray.init in this script", "ray://")
     found: str = ray.get_runtime_context().gcs_address
@@ -246,10 +226,10 @@ def _of_the_script(ray: Any, address: str) -> Session:
             "the same cluster, since a process can have only one",
             fix="pass --ray_address=auto to use that connection, or leave out ray.init",
         )
-    return Session(_Connection(address, is_ours=False, folder=None))
+    return RayConnection(_SharedConnection(address, is_ours=False, folder=None))
 
 
-def _open(ray: Any, address: str, accelerators: int | None) -> _Connection:
+def _open(ray: Any, address: str, accelerators: int | None) -> _SharedConnection:
     asked = address
     if address == "auto" and (named := os.environ.get("RAY_ADDRESS", "")):
         address = check_ray_address(f"RAY_ADDRESS={named}", named)
@@ -273,7 +253,7 @@ def _open(ray: Any, address: str, accelerators: int | None) -> _Connection:
                 logging_level=logging.ERROR,  # warnings of ray.init are about what this module decides
             )
         logging.getLogger("ray").setLevel(logging.WARNING)
-        return _Connection(asked, is_ours=True, folder=folder)
+        return _SharedConnection(asked, is_ours=True, folder=folder)
     except BaseException as error:
         ray.shutdown()
         if folder is not None:
