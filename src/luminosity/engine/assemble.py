@@ -25,6 +25,7 @@ from luminosity.engine.data.side_gate import Side
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import THIS_MACHINE, Clock, ManualClock, World
 from luminosity.engine.debugging.savefile import Saver
+from luminosity.engine.durable.checkpointer import SavedParts
 from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.server import FnApiServer
@@ -111,9 +112,8 @@ def assemble(
     test_streams = _test_streams(data, buffers)
     hook = None
     if checkpoint is not None:
-        hook = checkpoint.attach(
-            config, stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world
-        )
+        saved = SavedParts(stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world)
+        hook = checkpoint.attach(config.checkpoint_interval, saved)
     failures = _failures(data, config, buffers)
     _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.

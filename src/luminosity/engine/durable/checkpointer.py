@@ -7,6 +7,7 @@ import marshal
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from luminosity.engine.data.blocks import Block, BlockStore, Content
@@ -26,13 +27,27 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun
 from luminosity.engine.spill.files import SpillFile
 
-__all__ = ["FROM_UPSTREAM", "Checkpointer", "Contents", "Removal"]
+__all__ = ["FROM_UPSTREAM", "Checkpointer", "Contents", "Removal", "SavedParts"]
 
 FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
 
 _STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
 _LONGEST_PAUSE_S = 10.0  # but no longer than this: a kill repeats what was done since, and later changes cost as much
+
+
+@dataclass(frozen=True)
+class SavedParts:
+    """The parts of a run that a checkpoint has."""
+
+    stages: list[StageRun]
+    buffers: dict[bytes, BufferRun]
+    pools: list[PoolRun]
+    blocks: BlockStore
+    state: StateStore
+    metrics: RunMetrics
+    check_memory: Callable[[], None]  # spills data if there is more than memory has room for
+    world: World
 
 
 class Removal(NamedTuple):
@@ -186,12 +201,7 @@ class Checkpointer:
         contents: Contents,
         names: Names,
         interval_s: float,
-        stages: list[StageRun],
-        buffers: dict[bytes, BufferRun],
-        pools: list[PoolRun],
-        state: StateStore,
-        metrics: RunMetrics,
-        world: World,
+        parts: SavedParts,
         saved: dict[str, bytes],
     ) -> None:
         """Save into ``folder``, which has the rows ``saved`` of queues and stages, by their owners."""
@@ -199,13 +209,8 @@ class Checkpointer:
         self._contents = contents
         self._names = names
         self._interval_s = interval_s
-        self._stages = stages
-        self._buffers = buffers
-        self._pools = pools
-        self._state = state
-        self._metrics = metrics
-        self._world = world
-        self._clock = world.clock
+        self._parts = parts
+        self._clock = parts.world.clock
         self._saved = saved
         self._number = 0
         self.progress = CheckpointProgress()
@@ -218,22 +223,24 @@ class Checkpointer:
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
         self._saved_attempts: list[tuple[int, list[Attempt]]] = []  # to be finalized once this checkpoint is synced
         self._removals: list[Removal] = []
-        for stage in stages:
+        for stage in parts.stages:
             for shard in stage.shards:
                 shard.timers.track()
-        state.track()
+        parts.state.track()
 
     def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
         """Start to write."""
         self._notify = notify
         self._writer = CheckpointWriter(
-            self._folder, self._world, lambda number, synced, error: notify(CheckpointWritten(number, synced, error))
+            self._folder,
+            self._parts.world,
+            lambda number, synced, error: notify(CheckpointWritten(number, synced, error)),
         )
         self._due = self._clock.monotonic() + self._interval_s
 
     def next_due(self) -> float:
         """Return when the next checkpoint is due: soon, if input waits for it."""
-        stables = (buffer.stable for buffer in self._buffers.values() if buffer.stable is not None)
+        stables = (buffer.stable for buffer in self._parts.buffers.values() if buffer.stable is not None)
         is_awaited = any(number > self._number for number in self._awaited.values())
         is_urgent = is_awaited or any(stable.is_waiting for stable in stables)
         return min(self._due, self._soonest) if is_urgent else self._due
@@ -273,7 +280,7 @@ class Checkpointer:
             self._submitted = None
         self._written = max(self._written, message.number)
         self._synced = max(self._synced, message.synced)
-        for buffer in self._buffers.values():
+        for buffer in self._parts.buffers.values():
             buffer.release_saved(message.number)
         waiting: list[Removal] = []
         for removal in self._removals:
@@ -311,7 +318,7 @@ class Checkpointer:
         began_at = self._clock.monotonic()
         changes = self._new_transaction({"state": state})
         collected = _Collected(self._contents, changes)
-        self._metrics.save(collected, self._metrics_owner)
+        self._parts.metrics.save(collected, self._metrics_owner)
         changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))
         self._removals += self._contents.drop_unused(set(), set(), changes)
         self._submitted = changes.number, began_at
@@ -341,31 +348,31 @@ class Checkpointer:
 
     def _collect(self, changes: _Collected) -> None:
         running: dict[str, list[Bundle]] = {}
-        for pool in self._pools:
+        for pool in self._parts.pools:
             for worker in pool.workers.values():
                 for bundle in worker.bundles.values():
                     running.setdefault(bundle.stage.id, []).append(bundle)
-        for buffer in self._buffers.values():
+        for buffer in self._parts.buffers.values():
             buffer.finish_work()  # first, since panes that fire meanwhile go to the queues
-        for buffer_id, buffer in self._buffers.items():
+        for buffer_id, buffer in self._parts.buffers.items():
             buffer.save(changes, self._names.of_buffer(buffer_id))
-        for stage in self._stages:
+        for stage in self._parts.stages:
             self._save_stage(stage, [*running.get(stage.id, ()), *stage.retries], changes)
         state_keys = StateKeys()
-        for cell_key, cell in self._state.take_changed():
+        for cell_key, cell in self._parts.state.take_changed():
             state_keys.read(cell_key)
             owner = f"state/{self._names.of_step(state_keys.step)}"
             if cell:
                 changes.put(owner, cell_key, marshal.dumps(cell))
             else:
                 changes.remove(owner, cell_key)
-        self._metrics.save(changes, self._metrics_owner)
-        for buffer in self._buffers.values():
+        self._parts.metrics.save(changes, self._metrics_owner)
+        for buffer in self._parts.buffers.values():
             if buffer.stable is not None:
                 buffer.stable.submitted(self._number)
 
     def _metrics_owner(self, stage_id: str) -> str:
-        stage = next(stage for stage in self._stages if stage.id == stage_id)
+        stage = next(stage for stage in self._parts.stages if stage.id == stage_id)
         return f"metrics/{self._names.of_stage(stage.plan)}"
 
     def _save_stage(self, stage: StageRun, bundles: list[Bundle], changes: _Collected) -> None:
@@ -377,7 +384,7 @@ class Checkpointer:
             for read_id, queue in entries.items():
                 queue += [(0.0, changes.refer(block)) for block in shard.queued(read_id)]
         for read in stage.plan.reads:
-            if (stable := self._buffers[read.buffer_id].stable) is not None:
+            if (stable := self._parts.buffers[read.buffer_id].stable) is not None:
                 entries[read.transform_id] += [(FROM_UPSTREAM, changes.refer(block)) for block in stable.blocks()]
         wall_minus_monotonic = self._clock.time() - self._clock.monotonic()
         for due_at, read_id, block in stage.delayed.entries():

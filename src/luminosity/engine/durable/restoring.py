@@ -6,7 +6,7 @@ import itertools
 import marshal
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -18,11 +18,9 @@ from luminosity.engine.data.saved_rows import BlockReference, SavedRows
 from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
-from luminosity.engine.data.world import Clock
-from luminosity.engine.durable.checkpointer import FROM_UPSTREAM, Contents
+from luminosity.engine.durable.checkpointer import FROM_UPSTREAM, Contents, SavedParts
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
-from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord
@@ -103,29 +101,15 @@ class RestoredRows:
             self._state.remove_group(token)
 
 
-def restore(
-    folder: CheckpointFolder,
-    contents: Contents,
-    names: Names,
-    stages: Sequence[StageRun],
-    buffers: dict[bytes, BufferRun],
-    state: StateStore,
-    metrics: RunMetrics,
-    blocks: BlockStore,
-    check_memory: Callable[[], None],
-    clock: Clock,
-) -> dict[str, bytes]:
-    """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners.
-
-    ``check_memory`` is called now and then, since there may be more than memory has room for.
-    """
-    saved = RestoredRows(folder, contents, blocks, state)
+def restore(folder: CheckpointFolder, contents: Contents, names: Names, parts: SavedParts) -> dict[str, bytes]:
+    """Fill fresh parts of a run from its checkpoint. Returns the rows of queues and stages, by their owners."""
+    saved = RestoredRows(folder, contents, parts.blocks, parts.state)
     saved.restore_groups()
     single: dict[str, bytes] = {}
-    now, wall = clock.monotonic(), clock.time()
-    for buffer_id, buffer in buffers.items():
+    now, wall = parts.world.clock.monotonic(), parts.world.clock.time()
+    for buffer_id, buffer in parts.buffers.items():
         buffer.restore(saved, names.of_buffer(buffer_id))
-    for stage in stages:
+    for stage in parts.stages:
         name = names.of_stage(stage.plan)
         for _, row in saved.rows(owner := f"stage/{name}"):
             single[owner] = row
@@ -142,10 +126,10 @@ def restore(
         if stage.gate is not None:
             stage.gate.restore(saved, names.of_gates(stage.plan))
         if stage.plan.is_stateful:
-            restore_cells(stage, names, saved, state, check_memory)
+            restore_cells(stage, names, saved, parts.state, parts.check_memory)
             restore_timers(stage, names, saved)
     saved.close()
-    restore_metrics(folder, names, [stage.plan for stage in stages], metrics)
+    restore_metrics(folder, names, [stage.plan for stage in parts.stages], parts.metrics)
     return single
 
 

@@ -9,22 +9,14 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Generator
-from functools import partial
 
 from luminosity._shared.text import format_bytes
-from luminosity.engine.data.blocks import BlockStore
-from luminosity.engine.data.state import StateStore
-from luminosity.engine.data.world import World
-from luminosity.engine.durable.checkpointer import Checkpointer, Contents
+from luminosity.engine.durable.checkpointer import Checkpointer, Contents, SavedParts
 from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.durable.store import CheckpointFolder
-from luminosity.engine.loop.buffers import BufferRun
-from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.engine.loop.stage import StageRun
-from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
 from luminosity.runs import run_ids
@@ -90,63 +82,42 @@ class Checkpoint:
         """Return whether the impulse of a stage's read is still to be sent. Call it after :meth:`begin`."""
         return not self.is_resumed or self._names.of_read(stage, read) in self.comparison.new_sources
 
-    def attach(
-        self,
-        config: EngineConfig,
-        stages: list[StageRun],
-        buffers: dict[bytes, BufferRun],
-        pools: list[PoolRun],
-        blocks: BlockStore,
-        state: StateStore,
-        metrics: RunMetrics,
-        check_memory: Callable[[], None],
-        world: World,
-    ) -> Checkpointer:
-        """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on.
-
-        ``check_memory`` spills data if there is more than memory has room for.
-        """
-        names = self._names
-        contents = Contents(self.folder, self.new_files, blocks, state)
-        interval = config.checkpoint_interval
+    def attach(self, interval: float | None, parts: SavedParts) -> Checkpointer:
+        """Fill the parts of a run from the checkpoint, if there is one, and return what saves them from now on."""
+        names, clock = self._names, parts.world.clock
+        contents = Contents(self.folder, self.new_files, parts.blocks, parts.state)
         if interval is None:
-            is_stream = any(stage.plan.has_endless_input for stage in stages)
+            is_stream = any(stage.plan.has_endless_input for stage in parts.stages)
             interval = _STREAM_INTERVAL_S if is_stream else _BATCH_INTERVAL_S
-        for buffer in buffers.values():
+        for buffer in parts.buffers.values():
             buffer.track()
-        for stage in stages:
-            if any(buffers[read.buffer_id].grouping is not None for read in stage.plan.reads):
+        for stage in parts.stages:
+            if any(parts.buffers[read.buffer_id].grouping is not None for read in stage.plan.reads):
                 # A bundle that takes all groups of a model's input would be repeated as a whole.
                 stage.size.expect_large_elements()
-        make = partial(
-            Checkpointer, self.folder, contents, names, interval, stages, buffers, pools, state, metrics, world
-        )
         if not self.is_resumed:
-            self._hook = make({})
+            self._hook = Checkpointer(self.folder, contents, names, interval, parts, {})
             return self._hook
-        started = world.clock.monotonic()
+        started = clock.monotonic()
         with _without_garbage_collection():
-            saved = restore(
-                self.folder, contents, names, stages, buffers, state, metrics, blocks, check_memory, world.clock
-            )
-        self._hook = make(saved)
-        kept = blocks.kept | {file.path for file in contents.groups.values()}
+            saved = restore(self.folder, contents, names, parts)
+        self._hook = Checkpointer(self.folder, contents, names, interval, parts, saved)
+        kept = parts.blocks.kept | {file.path for file in contents.groups.values()}
         self.folder.sync(kept)  # Only then no start after a power loss needs the others.
         remove_other_files(self.folder, kept, self.new_files)
-        saved_at = float(self._meta.get("saved_at", world.clock.time()))
-        age = max(0.0, world.clock.time() - saved_at)
-        self._tell(stages, state, age, world.clock.monotonic() - started)
+        age = max(0.0, clock.time() - float(self._meta.get("saved_at", clock.time())))
+        self._tell(parts, age, clock.monotonic() - started)
         return self._hook
 
-    def _tell(self, stages: list[StageRun], state: StateStore, age: float, seconds: float) -> None:
-        waiting = sum(stage.queued + len(stage.delayed) for stage in stages)
+    def _tell(self, parts: SavedParts, age: float, seconds: float) -> None:
+        waiting = sum(stage.queued + len(stage.delayed) for stage in parts.stages)
         _LOGGER.warning(
             "continuing the run in %s (start %d): checkpoint %s old, %s elements wait, %s of state; read in %.1f s",
             self.folder.path,
             self._generation,
             _age(age),
             f"{waiting:,}",
-            format_bytes(state.memory_bytes),
+            format_bytes(parts.state.memory_bytes),
             seconds,
         )
 
