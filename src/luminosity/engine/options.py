@@ -135,6 +135,10 @@ def _choice(name: str, value: Any) -> str:
     return value
 
 
+def _only_one(first: str, second: str, reason: str = "", *, fix: str) -> OptionError:
+    return OptionError(f"{first} and {second}: expected only one of them{reason}", fix=fix)
+
+
 def _pools(ours: LuminosityOptions) -> dict[str, Any]:
     """Return the checked options about hints. The file is read when the pipeline, whose steps it names, is known."""
     pools = _choice("pools", ours.pools)
@@ -146,7 +150,7 @@ def _pools(ours: LuminosityOptions) -> dict[str, Any]:
     if ours.hints and pools != "fitted":
         raise OptionError(f"--hints={ours.hints}: found --pools={pools}, expected fitted", fix="add --pools=fitted")
     if ours.debug and pools != "hints":
-        raise OptionError(f"--debug and --pools={pools}: expected only one of them", fix="debug without --pools")
+        raise _only_one("--debug", f"--pools={pools}", fix="debug without --pools")
     return {"pools": pools, "hints_file": ours.hints or None}
 
 
@@ -157,22 +161,14 @@ def _ray_address(ours: LuminosityOptions) -> str | None:
         return None
     address = check_ray_address(f"--ray_address={given}", str(given))
     if ours.debug:
-        raise OptionError(
-            "--debug and --ray_address: expected only one of them, since --debug runs all steps in this process",
-            fix="debug without --ray_address",
-        )
+        reason = ", since --debug runs all steps in this process"
+        raise _only_one("--debug", "--ray_address", reason, fix="debug without --ray_address")
     if ours.worker_start != "auto":
-        raise OptionError(
-            f"--worker_start={ours.worker_start} and --ray_address: expected only one of them, since the "
-            "agents of nodes start the workers of a cluster",
-            fix="leave out --worker_start",
-        )
+        reason = ", since the agents of nodes start the workers of a cluster"
+        raise _only_one(f"--worker_start={ours.worker_start}", "--ray_address", reason, fix="leave out --worker_start")
     if ours.when_busy != "share":
-        raise OptionError(
-            f"--when_busy={ours.when_busy} and --ray_address: expected only one of them; on a cluster, workers wait in "
-            "Ray's queue until there is room for them",
-            fix="leave out --when_busy",
-        )
+        reason = "; on a cluster, workers wait in Ray's queue until there is room for them"
+        raise _only_one(f"--when_busy={ours.when_busy}", "--ray_address", reason, fix="leave out --when_busy")
     return address
 
 
@@ -213,17 +209,13 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
             fix="mount it, and pass the folder",
         )
     if ours.debug:
-        raise OptionError(
-            "--debug and --checkpoint_dir: expected only one of them", fix="debug without --checkpoint_dir"
-        )
+        raise _only_one("--debug", "--checkpoint_dir", fix="debug without --checkpoint_dir")
     if ours.spill_dir:
-        raise OptionError(
-            "--spill_dir and --checkpoint_dir: expected only one of them",
-            fix="leave out --spill_dir: a run with checkpoints spills into its checkpoint folder",
-        )
+        fix = "leave out --spill_dir: a run with checkpoints spills into its checkpoint folder"
+        raise _only_one("--spill_dir", "--checkpoint_dir", fix=fix)
     about_old = {"transform_name_mapping": mapping, "drop_state": ours.drop_state}
     if ours.restart and (given := [f"--{name}" for name in _ABOUT_OLD_DATA if about_old[name]]):
-        raise OptionError(f"--restart and {given[0]}: expected only one of them", fix=f"leave out {given[0]}")
+        raise _only_one("--restart", given[0], fix=f"leave out {given[0]}")
     interval = ours.checkpoint_interval
     return {
         "checkpoint_dir": _folder("checkpoint_dir", folder),
@@ -257,11 +249,11 @@ def _element_timeout(ours: LuminosityOptions) -> float | None:
     if ours.element_timeout is None:
         return None
     if ours.debug:
-        raise OptionError(
-            f"--debug and --element_timeout={ours.element_timeout}: expected only one of them, since --debug has no "
-            "worker that could be ended",
-            fix="debug without --element_timeout",
+        timeout, reason = (
+            f"--element_timeout={ours.element_timeout}",
+            ", since --debug has no worker that could be ended",
         )
+        raise _only_one("--debug", timeout, reason, fix="debug without --element_timeout")
     return _seconds("element_timeout", ours.element_timeout, _LEAST_TIMEOUT_S, _LONGEST_TIMEOUT_S)
 
 

@@ -125,8 +125,7 @@ class _Comparing:
             if where == "checkpoint" and self._is_known(steps[where], mapping.get(step, "")):
                 continue  # the start before this one has renamed it
             if not self._is_known(steps[where], step):
-                hint = did_you_mean(step, steps[where])
-                self.problems.append(f"{option}: the {where} has no step {step!r}{f'; {hint}' if hint else ''}")
+                self.problems.append(f"{option}: the {where} has no step {step!r}{_or(step, steps[where])}")
 
     def _is_known(self, names: list[str], step: str) -> bool:
         return any(_is_within(quoted(plain_step(name)), plain_step(step)) for name in names)
@@ -156,9 +155,7 @@ class _Comparing:
     # Each of the next methods returns the new names, or None if the rows are dropped.
 
     def _place_state(self, name: str, _: str) -> list[str] | None:
-        if self._is_dropped([name]):
-            return None
-        if (target := self._step(name, "state")) is None:
+        if self._is_dropped([name]) or (target := self._step(name, "state")) is None:
             return None
         before, after = self._old["steps"][name], self._new["steps"].get(target, {})
         shown = self._shown(name)
@@ -167,8 +164,7 @@ class _Comparing:
         if "state" not in after:
             self.problems.append(f"step {shown}: had state, and has no state or timers now")
             return [target]
-        self._compare(shown, "the key", before["key"], after["key"])
-        self._compare(shown, "the windows", before["windows"], after["windows"])
+        self._compare_keys(shown, before, after)
         for state, spec in before["state"].items():
             if (now := after["state"].get(state)) is None:
                 self.problems.append(f"step {shown}: the state {state!r} is missing{_or(state, after['state'])}")
@@ -178,9 +174,7 @@ class _Comparing:
         return [target]
 
     def _place_timers(self, name: str, family: str) -> list[str] | None:
-        if self._is_dropped([name]):
-            return None
-        if (target := self._step(name, "timers")) is None:
+        if self._is_dropped([name]) or (target := self._step(name, "timers")) is None:
             return None
         before, after = self._old["steps"][name], self._new["steps"].get(target, {})
         if not after:
@@ -191,8 +185,7 @@ class _Comparing:
                 f"step {shown}: the timer {timer!r} is missing{_or(timer, [each.removeprefix('ts-') for each in now])}"
             )
             return [target]
-        self._compare(shown, "the key", before["key"], after["key"])
-        self._compare(shown, "the windows", before["windows"], after["windows"])
+        self._compare_keys(shown, before, after)
         self._compare(shown, f"the time domain of the timer {timer!r}", before["timers"].get(family), now[family])
         return [target]
 
@@ -244,9 +237,7 @@ class _Comparing:
         )
 
     def _place_grouping(self, name: str, _: str) -> list[str] | None:
-        if self._is_dropped([name]):
-            return None
-        if (target := self._step(name, "groups")) is None:
+        if self._is_dropped([name]) or (target := self._step(name, "groups")) is None:
             return None
         before, after, shown = self._old["buffers"][name], self._new["buffers"].get(target), self._shown(name)
         if after is None or after["kind"] != "group":
@@ -290,6 +281,10 @@ class _Comparing:
     def _compare(self, shown: str, what: str, before: Any, after: Any) -> None:
         if before != after:
             self.problems.append(f"step {shown}: {what} was {before}, and is {after} now")
+
+    def _compare_keys(self, shown: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+        self._compare(shown, "the key", before["key"], after["key"])
+        self._compare(shown, "the windows", before["windows"], after["windows"])
 
     def _compare_windowing(self, shown: str, before: dict[str, Any], after: dict[str, Any]) -> None:
         for part in {**before["windowing"], **after["windowing"]}:

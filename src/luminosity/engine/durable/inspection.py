@@ -8,7 +8,7 @@ import marshal
 import os
 import socket
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,7 @@ def inspect(folder: str) -> Inspection:
         found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
         raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
     try:
-        with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
-            rows.execute("BEGIN")  # all of the following is of one checkpoint
+        with _read_only(database) as rows:
             return _inspect(folder, rows)
     except sqlite3.Error as error:
         raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
@@ -92,8 +91,7 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
         return None
     metrics, found = RunMetrics(), SavedCounters()
     try:
-        with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
-            rows.execute("BEGIN")  # all of the following is of one checkpoint
+        with _read_only(database) as rows:
             meta = dict(rows.execute("SELECT key, value FROM meta WHERE key IN ('version', 'saved_at')"))
             if "saved_at" not in meta or int(meta["version"]) != VERSION:
                 return None
@@ -111,6 +109,14 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
                 for name, count in counters.items():
                     of_namespace[name] = of_namespace.get(name, 0) + count
     return found
+
+
+@contextlib.contextmanager
+def _read_only(database: str) -> Generator[sqlite3.Connection]:
+    """Within the context, everything that is read is of one checkpoint."""
+    with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
+        rows.execute("BEGIN")
+        yield rows
 
 
 def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
@@ -166,11 +172,9 @@ def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
             stored.keys = _count_keys(rows, owner) if count <= _MOST_CELLS else None
         elif kind == "timers":
             step([name]).timers += count
-        elif kind == "grouping":
-            stored = step([name])
-            stored.group_rows, stored.group_bytes = stored.group_rows + count, stored.group_bytes + size
-        elif kind == "side" and name in shape["buffers"]:
-            stored = step([reader for reader, _ in shape["buffers"][name]["side_inputs"]])
+        elif kind == "grouping" or (kind == "side" and name in shape["buffers"]):
+            is_side = kind == "side"
+            stored = step([reader for reader, _ in shape["buffers"][name]["side_inputs"]] if is_side else [name])
             stored.group_rows, stored.group_bytes = stored.group_rows + count, stored.group_bytes + size
         elif kind == "stage" and name in shape["stages"]:
             consumers = [c for read in shape["stages"][name] for c in shape["reads"][read]["consumers"]]

@@ -122,12 +122,12 @@ def size_on_cluster(
             _place_first(draft, rooms, placed, joined, machine, missing)
     devices = [each for each in placed if each.needs.gpus]
     cpus = [each for each in placed if not each.needs.gpus]
-    _grow(devices, rooms, len(machine.devices))
-    _grow(cpus, rooms, cpu_workers if cpu_workers is not None else machine.cores)
+    _grow(devices, len(machine.devices), rooms)
+    _grow(cpus, cpu_workers if cpu_workers is not None else machine.cores, rooms)
     if _declares_more(machine):
-        _let_wait(devices, len(machine.devices))
+        _grow(devices, len(machine.devices), None)
     if cpu_workers is not None:
-        _let_wait(cpus, cpu_workers)
+        _grow(cpus, cpu_workers, None)
     pools = _pools(placed, rooms, machine)
     return [pools[id(_last(draft, joined))] for draft in drafts]
 
@@ -256,27 +256,17 @@ def _too_much(draft: Draft, needs: LeaseNeeds, less: LeaseNeeds) -> Missing:
     )
 
 
-def _grow(group: list[_Placed], rooms: Rooms, limit: int) -> None:
-    """Add workers to the pools in turn while there is room for them."""
+def _grow(group: list[_Placed], limit: int, rooms: Rooms | None) -> None:
+    """Add workers to the pools in turn while there is room for them; without ``rooms``, they wait for nodes to join."""
     growing = [each for each in group if each.needs.gpus or each.needs.cpus]
     while growing:
         for each in list(growing):
-            used = sum(other.counted for other in group)
-            if used + each.weight > limit or not (node := rooms.place(each.needs)):
+            node = ""
+            is_full = sum(other.counted for other in group) + each.weight > limit
+            if is_full or (rooms is not None and not (node := rooms.place(each.needs))):
                 growing.remove(each)
             else:
                 each.nodes.append(node)
-
-
-def _let_wait(group: list[_Placed], limit: int) -> None:
-    """Add workers to the pools in turn that wait for nodes to join."""
-    growing = [each for each in group if each.needs.gpus or each.needs.cpus]
-    while growing:
-        for each in list(growing):
-            if sum(other.counted for other in group) + each.weight > limit:
-                growing.remove(each)
-            else:
-                each.nodes.append("")
 
 
 def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine) -> dict[int, Pool]:

@@ -20,8 +20,6 @@ from luminosity.engine.cluster.agent.agent import NodeAgent, RunOnNodes
 from luminosity.engine.cluster.agent.block_desk import RayStore
 from luminosity.engine.cluster.agent.forked_workers import Exit
 from luminosity.engine.cluster.packages import INSTALL_TIMEOUT_S
-from luminosity.engine.cluster.worker.node_worker import NodeWorker
-from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
 
 __all__ = ["Agent", "Agents", "OwnAgent", "RemoteAgent"]
@@ -48,6 +46,8 @@ class RemoteAgent:
         """``on_exits`` gets workers that have ended. ``on_lost`` is called when the actor has ended by itself."""
         self.node_id = node_id
         self.actor = actor
+        self.start, self.kill = actor.start.remote, actor.kill.remote
+        self.forget, self.feed = actor.forget.remote, actor.feed.remote
         self._on_exits = on_exits
         self._on_lost = on_lost
         self._is_closed = False
@@ -66,26 +66,10 @@ class RemoteAgent:
         if exits := answer.result():
             self._on_exits(exits)
 
-    def start(self, request: WorkerRequest, worker: NodeWorker) -> None:
-        """Start a worker."""
-        self.actor.start.remote(request, worker)
-
-    def kill(self, worker_id: str) -> None:
-        """Kill a worker."""
-        self.actor.kill.remote(worker_id)
-
-    def forget(self, worker_id: str) -> None:
-        """Drop the blocks of a worker."""
-        self.actor.forget.remote(worker_id)
-
     def take(self, worker_id: str, number: int) -> tuple[Any, Any]:
         """Return the references to a block of a worker, which this process owns, and to its size."""
         block, size = self.actor.take.options(num_returns=2).remote(worker_id, number)
         return block, size
-
-    def feed(self, worker_id: str, instruction_id: str, objects: dict[str, Any]) -> None:
-        """Name the objects that a bundle reads."""
-        self.actor.feed.remote(worker_id, instruction_id, objects)
 
     def copy(self, reference: Any) -> tuple[Any, Any]:
         """Return the references to a copy that this node will hold, and to its size."""
