@@ -249,10 +249,8 @@ def _element_timeout(ours: LuminosityOptions) -> float | None:
     if ours.element_timeout is None:
         return None
     if ours.debug:
-        timeout, reason = (
-            f"--element_timeout={ours.element_timeout}",
-            ", since --debug has no worker that could be ended",
-        )
+        timeout = f"--element_timeout={ours.element_timeout}"
+        reason = ", since --debug has no worker that could be ended"
         raise _only_one("--debug", timeout, reason, fix="debug without --element_timeout")
     return _seconds("element_timeout", ours.element_timeout, _LEAST_TIMEOUT_S, _LONGEST_TIMEOUT_S)
 
