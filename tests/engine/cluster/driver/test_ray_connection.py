@@ -32,7 +32,7 @@ from luminosity.engine.cluster.driver.ray_connection import connect
 with connect("local", accelerators=3) as found, connect("local") as again:
     (node,) = nodes()
     assert found.is_local and again.address == found.address and node.is_driver
-    print(node.accelerators, found._connection.folder.path)
+    print(node.accelerators, found._shared.folder.path)
     assert "PYTHONBREAKPOINT" not in os.environ, "breakpoint() must stay what it is without Ray"
 assert not ray.is_initialized()
 """
@@ -118,7 +118,7 @@ def test_a_machine_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.alone
-def test_a_ray_on_this_machine_ends_with_its_sessions() -> None:
+def test_a_ray_on_this_machine_ends_with_its_last_user() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _LOCAL], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
     )
@@ -136,7 +136,7 @@ def test_a_connection_to_three_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cluster((2, 1)) as cluster:
         cluster.add(1, "T4", num_gpus=2)
         try:
-            _sessions_share_one_connection(cluster, ray)
+            _runs_share_one_connection(cluster, ray)
             _the_connection_of_the_script_is_used(cluster, ray)
             _a_pipeline_is_planned_for_the_nodes(cluster)
             monkeypatch.setattr(ray, "__version__", "1.0.0")
@@ -147,7 +147,7 @@ def test_a_connection_to_three_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             ray.shutdown()  # the cluster refuses to end while this process is connected
 
 
-def _sessions_share_one_connection(cluster: FakeCluster, ray: Any) -> None:
+def _runs_share_one_connection(cluster: FakeCluster, ray: Any) -> None:
     first = connect(cluster.address)
     found = {(node.cores, node.accelerators, node.accelerator_type, node.is_driver) for node in nodes()}
     assert found == {(2.0, 0.0, "", True), (1.0, 0.0, "", False), (1.0, 2.0, "T4", False)}
