@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
 from luminosity.cli.common.exits import FAILED, NOT_MET, fail, print_ignoring_closed_pipe
-from luminosity.cli.common.options import count, fraction, number, whole_number
+from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
 from luminosity.errors import LuminosityError, OptionError
@@ -58,13 +58,7 @@ _ERRORS = ("mae", "rmse", "mean_error")  # better if lower
 
 def add_to(commands: Any) -> None:
     """Add the subcommand ``evaluate`` to the parser of ``lum``."""
-    parser = commands.add_parser(
-        "evaluate",
-        help="compare predictions with labels",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "evaluate", "compare predictions with labels", _DESCRIPTION, _EPILOG)
     parser.add_argument("table", metavar="TABLE", help="the table: a file, a folder or a quoted pattern")
     parser.add_argument("--label", required=True, metavar="COLUMN", help="the column of true values")
     parser.add_argument("--prediction", metavar="COLUMN", help="the column of predictions")
@@ -98,22 +92,15 @@ def add_to(commands: Any) -> None:
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
     _add_numbers(parser)
-    parser.add_argument(
-        "--at-least",
-        action="append",
-        default=[],
-        type=_requirement,
-        metavar="METRIC=X",
-        help="exit with 3 if this metric is lower, or not defined; may be repeated",
-    )
-    parser.add_argument(
-        "--at-most",
-        action="append",
-        default=[],
-        type=_requirement,
-        metavar="METRIC=X",
-        help="exit with 3 if this metric is higher, or not defined; may be repeated",
-    )
+    for name, worse in (("--at-least", "lower"), ("--at-most", "higher")):
+        parser.add_argument(
+            name,
+            action="append",
+            default=[],
+            type=_requirement,
+            metavar="METRIC=X",
+            help=f"exit with 3 if this metric is {worse}, or not defined; may be repeated",
+        )
     parser.add_argument("--each-slice", action="store_true", help="requirements hold for every slice, too")
     parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of lines")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")

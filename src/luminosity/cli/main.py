@@ -50,7 +50,7 @@ _MODULES = {
     "drift": ("drift.command", "drift.watch"),
     "describe": ("describe",),
     "evaluate": ("evaluate",),
-    "ask": ("ask.command",),
+    "ask": ("ask",),
     "image": ("image",),
     "export": ("export",),
 }

@@ -1,4 +1,4 @@
-"""Confidence intervals by a Poisson bootstrap over counts.
+"""Metrics with confidence intervals, by a Poisson bootstrap over counts.
 
 In a Poisson bootstrap, every row of a replicate has a random weight that is Poisson-distributed with mean 1. The sum of
 the weights of ``c`` equal rows is Poisson-distributed with mean ``c``. So replicates can be drawn from the merged
@@ -9,14 +9,19 @@ distributed.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from luminosity.evaluation.distinct_rows import DistinctRows
 from luminosity.evaluation.metrics import ScoreCells, score_cells
+from luminosity.evaluation.result import Metric
+from luminosity.evaluation.settings import Settings
 
-__all__ = ["Resampler", "interval_of", "quantile_interval", "wilson"]
+__all__ = ["Combiner", "ModelMetrics", "quantile_interval", "wilson"]
 
 _MOST_DRAWS = 8_000_000  # of random weights for one set of cells: about half a second
 _LEAST_REPLICATES = 50
@@ -88,6 +93,75 @@ class Resampler:
             cells = np.stack([np.bincount(cell, weights=each, minlength=_SHARED_CELLS) for each in columns[:, ~is_own]])
             found = found + shared.poisson(1.0, size=(len(own), _SHARED_CELLS)) @ cells.T
         return found.T, columns.sum(axis=1, keepdims=True)
+
+
+@dataclass
+class ModelMetrics:
+    """The metrics of one model by name: exact, of each replicate, and as the cells of the replicates give them.
+
+    ``replicates`` is empty without intervals. ``reasons`` say why a metric is not defined.
+    """
+
+    exact: dict[str, Any] = field(default_factory=dict[str, Any])
+    replicates: dict[str, Any] = field(default_factory=dict[str, Any])
+    of_cells: dict[str, Any] = field(default_factory=dict[str, Any])
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def minus(self, other: ModelMetrics) -> ModelMetrics:
+        """Return the differences of the metrics that both models have."""
+        names = [name for name in other.exact if name in self.exact]
+
+        def minus(mine: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+            return {name: mine[name] - theirs[name] for name in names} if mine else {}
+
+        return ModelMetrics(
+            minus(self.exact, other.exact),
+            minus(self.replicates, other.replicates),
+            minus(self.of_cells, other.of_cells),
+            dict.fromkeys(names, "it is not defined for both models"),
+        )
+
+
+class Combiner:
+    """Makes metrics of values, replicates and reasons."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.resampler = Resampler(settings.resamples, settings.seed)
+
+    def metrics(self, model: ModelMetrics, prefix: str = "") -> dict[str, Metric]:
+        """Return a metric for each name in ``exact``, whose values have one replicate."""
+        found: dict[str, Metric] = {}
+        for name, values in model.exact.items():
+            value = float(values[0])
+            if not math.isfinite(value):
+                found[name] = Metric(None, reason=model.reasons.get(name, "it would be a division by zero"))
+                continue
+            low = high = None
+            if model.replicates:
+                of_cells = float(model.of_cells[name][0])
+                low, high = interval_of(
+                    prefix + name, value, model.replicates[name], of_cells, self.settings.confidence
+                )
+            found[name] = Metric(value, low, high)
+        return found
+
+    def pair(self, models: Sequence[ModelMetrics]) -> dict[str, Any]:
+        """Return the fields of an evaluation: the metrics of one model or two, and their differences."""
+        found: dict[str, Any] = {
+            name: self.metrics(each) for name, each in zip(("metrics", "metrics_b"), models, strict=False)
+        }
+        if len(models) > 1:
+            found["differences"] = self.metrics(models[1].minus(models[0]), prefix="difference of ")
+        return found
+
+    def notes(self, table: DistinctRows) -> list[str]:
+        """Return what a reader must know about the precision of the metrics."""
+        if table.is_exact:
+            return []
+        error = 2.0 ** (table.dropped_bits - 52)
+        distinct = f"there are more than {table.limit:,} distinct rows"
+        return [f"{distinct}: numbers were rounded, with a relative error of up to {error:.1g}"]
 
 
 def interval_of(

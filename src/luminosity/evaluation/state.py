@@ -20,7 +20,7 @@ from luminosity.evaluation.columns import (
     numbers_of,
 )
 from luminosity.evaluation.distinct_rows import DistinctRows
-from luminosity.evaluation.ranking import query_metrics
+from luminosity.evaluation.metrics import query_metrics
 from luminosity.evaluation.result import Task
 from luminosity.evaluation.settings import Settings
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from luminosity.cli.common.exits import FAILED, fail
-from luminosity.cli.common.options import at_least, flag, fraction, whole_number
+from luminosity.cli.common.options import add_command, at_least, flag, fraction, whole_number
 from luminosity.cli.common.table_options import add_table_options
 from luminosity.drift.contract import DriftOption
 from luminosity.drift.registry import DEFAULT_TEST, TESTS, options_by_name
@@ -45,13 +45,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add the subcommand ``drift`` to the parser of ``lum``."""
-    parser = commands.add_parser(
-        "drift",
-        help="test whether embeddings have drifted",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "drift", "test whether embeddings have drifted", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "reference", metavar="REFERENCE", help="the sample to compare with: a file, a folder or a quoted pattern"
     )

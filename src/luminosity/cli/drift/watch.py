@@ -8,6 +8,7 @@ from typing import Any
 
 from luminosity._shared.text import parse_duration
 from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
+from luminosity.cli.common.options import add_command
 from luminosity.engine.process import check_address_space
 from luminosity.errors import LuminosityError, OptionError
 
@@ -35,13 +36,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add the subcommand ``drift watch`` to the parser of ``lum``."""
-    parser = commands.add_parser(
-        NAME,
-        help="look for drift again and again, and alert on changes",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, NAME, "look for drift again and again, and alert on changes", _DESCRIPTION, _EPILOG)
     parser.add_argument("config", metavar="CONFIG", help="the configuration, a TOML file")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--once", action="store_true", help="make one round now, and exit with a code for cron")

