@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from luminosity.errors import InvalidArgument
-from luminosity.testing.bigquery_client import BigQueryClient
+from luminosity.testing.bigquery_http import BigQueryClient, handler_of
 from luminosity.testing.bigquery_tables import (
     Refused,
     RowRefused,
@@ -30,9 +28,7 @@ Reference = dict[str, str]
 Answer = dict[str, Any]
 
 _LOCATION = "US"
-_STATUSES = {"notFound": 404, "duplicate": 409, "notImplemented": 501}
 _POLL_S = 0.02  # how late the server notices that it is closed
-_IDLE_S = 60  # after which a connection that a client keeps open is closed
 _TABLE = re.compile(r"(?:(?P<project>[^:.]+)[:.])?(?P<dataset>\w+)\.(?P<table>[\w$-]+)")
 _PREFIX = r"/bigquery/v2/projects/(?P<project>[^/]+)"
 _IN_DATASET = _PREFIX + r"/datasets/(?P<dataset>[^/]+)"
@@ -77,7 +73,7 @@ class FakeBigQuery:
         self._datasets = {(project, name) for name in datasets}
         self._tables: dict[tuple[str, str, str], StoredTable] = {}
         self._jobs: dict[tuple[str, str], Answer] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self._answer))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self._answer))
         self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=[_POLL_S], name="fake-bigquery", daemon=True
@@ -190,7 +186,7 @@ class FakeBigQuery:
             raise Refused(f"Not found: Dataset {project}:{dataset}", "notFound")
 
     def _get_table(self, names: Reference, body: Answer) -> Answer:
-        key = (names["project"], names["dataset"], names["table"])
+        key = _named(names)
         table = self._table(key)
         return {"tableReference": _reference(key), "schema": {"fields": table.fields}, "numRows": str(len(table.rows))}
 
@@ -203,16 +199,16 @@ class FakeBigQuery:
         return body
 
     def _delete_table(self, names: Reference, body: Answer) -> Answer:
-        key = (names["project"], names["dataset"], names["table"])
+        key = _named(names)
         self._table(key)
         del self._tables[key]
         return {}
 
     def _list_rows(self, names: Reference, body: Answer) -> Answer:
-        return {"totalRows": str(len(self._table((names["project"], names["dataset"], names["table"])).rows))}
+        return {"totalRows": str(len(self._table(_named(names)).rows))}
 
     def _insert_rows(self, names: Reference, body: Answer) -> Answer:
-        table = self._table((names["project"], names["dataset"], names["table"]))
+        table = self._table(_named(names))
         errors: list[Answer] = []
         good: list[tuple[str | None, dict[str, Any]]] = []
         for index, row in enumerate(body["rows"]):
@@ -315,6 +311,11 @@ class FakeBigQuery:
         return len(rows)
 
 
+def _named(names: Reference) -> tuple[str, str, str]:
+    """Return the table that the path of a request names."""
+    return names["project"], names["dataset"], names["table"]
+
+
 def _name(key: tuple[str, str, str]) -> str:
     return "{}:{}.{}".format(*key)
 
@@ -325,42 +326,3 @@ def _key_of(reference: Reference) -> tuple[str, str, str]:
 
 def _reference(key: tuple[str, str, str]) -> Reference:
     return {"projectId": key[0], "datasetId": key[1], "tableId": key[2]}
-
-
-def _handler_of(answer: Callable[[str, str, Answer], Answer]) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that sends what ``answer`` returns, or its refusal, as JSON."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = _IDLE_S
-
-        def do_GET(self) -> None:
-            self._respond()
-
-        def do_POST(self) -> None:
-            self._respond()
-
-        def do_DELETE(self) -> None:
-            self._respond()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Print nothing."""
-
-        def _respond(self) -> None:
-            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.headers.get("Content-Encoding") == "gzip":
-                content = gzip.decompress(content)
-            try:
-                status, response = 200, answer(self.command, urlsplit(self.path).path, json.loads(content or b"{}"))
-            except Refused as error:
-                status = _STATUSES.get(error.reason, error.status)
-                details = {"reason": error.reason, "message": error.message}
-                response = {"error": {"code": status, "message": error.message, "errors": [details]}}
-            sent = json.dumps(response).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json; charset=UTF-8")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-    return Handler

@@ -1,16 +1,24 @@
-"""The client through which Beam's sink talks to a fake BigQuery."""
+"""Both ends of the requests to a fake BigQuery: the client that Beam's sink takes, and the server's handler."""
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import json
 import time
+from collections.abc import Callable
 from functools import cached_property
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import urlsplit
 
 from luminosity.errors import MissingExtra
+from luminosity.testing.bigquery_tables import Refused
 
-__all__ = ["BigQueryClient"]
+__all__ = ["BigQueryClient", "handler_of"]
 
+_STATUSES = {"notFound": 404, "duplicate": 409, "notImplemented": 501}
+_IDLE_S = 60  # after which a connection that a client keeps open is closed
 _TIMEOUT_S = 60  # for a response of a server on the same machine
 
 
@@ -73,3 +81,35 @@ def _missing(error: ImportError) -> MissingExtra:
         f"{error.name} is not installed, which Beam needs for BigQuery",
         fix="install it with: pip install 'apache-beam[gcp]'",
     )
+
+
+def handler_of(answer: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
+    """Return a handler that sends what ``answer`` returns, or its refusal, as JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = _IDLE_S
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+        def _respond(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.headers.get("Content-Encoding") == "gzip":
+                content = gzip.decompress(content)
+            try:
+                status, response = 200, answer(self.command, urlsplit(self.path).path, json.loads(content or b"{}"))
+            except Refused as error:
+                status = _STATUSES.get(error.reason, error.status)
+                details = {"reason": error.reason, "message": error.message}
+                response = {"error": {"code": status, "message": error.message, "errors": [details]}}
+            sent = json.dumps(response).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json; charset=UTF-8")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        do_GET = do_POST = do_DELETE = _respond
+
+    return Handler
