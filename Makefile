@@ -43,11 +43,11 @@ stream: setup ## run three models over a Kafka topic for a minute, then again ov
 test: compile ## run the tests and doctests of every part that can run side by side: about 20 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-alone: compile ## run the tests that need the machine to themselves, one by one
-	$(PYTEST) -m "alone and not slow" --ignore=tests/beam_suites
+test-alone: compile ## run the tests that start clusters or many processes, two files at a time
+	$(PYTEST) -m "alone and not slow" -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/beam_suites
 
 test-beam: compile ## run all of Beam's own test suites on this runner
-	$(PYTEST) -n $(JOBS) --dist loadfile tests/beam_suites
+	$(PYTEST) -n $(JOBS) --dist loadscope tests/beam_suites
 
 test-ray: compile ## run Beam's suites and the engine's on a Ray cluster of three nodes: over an hour on two cores
 	LUMINOSITY_TEST_RAY=start $(PYTEST) -m "not slow and not alone" -n $(JOBS) $(RAY_SUITES)
