@@ -6,9 +6,9 @@ from pathlib import Path
 
 from luminosity.engine.data.blocks import BlockStore
 from luminosity.engine.data.state import StateStore
-from luminosity.engine.durable.checkpointer import Contents
 from luminosity.engine.durable.restoring import RestoredRows
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.engine.durable.writer import Contents
 from luminosity.engine.spill.quota import Ledger
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from luminosity.engine.durable import synced_log
-from luminosity.engine.durable.checkpointer import Removal
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.engine.durable.writer import Removal
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,10 @@ from luminosity.engine.data.saved_rows import BlockReference, SavedRows
 from luminosity.engine.data.shard import Shard
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
-from luminosity.engine.durable.checkpointer import FROM_UPSTREAM, Contents, SavedParts
+from luminosity.engine.durable.checkpointer import FROM_UPSTREAM, SavedParts
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent
+from luminosity.engine.durable.writer import Contents
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.plan.codecs import TimerRecord

@@ -11,12 +11,13 @@ import sqlite3
 from collections.abc import Callable, Generator
 
 from luminosity._shared.text import format_bytes
-from luminosity.engine.durable.checkpointer import Checkpointer, Contents, SavedParts
+from luminosity.engine.durable.checkpointer import Checkpointer, SavedParts
 from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.durable.writer import Contents
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
 from luminosity.runs import run_ids

@@ -1,17 +1,167 @@
-"""The thread that writes checkpoints, while the loop goes on."""
+"""What goes into a checkpoint: rows, contents of blocks and large groups; and the thread that writes them.
+
+The loop goes on while the thread writes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import marshal
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
+from luminosity.engine.data.blocks import Block, BlockStore, Content
+from luminosity.engine.data.saved_rows import BlockReference
+from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import World
-from luminosity.engine.durable.store import CheckpointFolder, Transaction
+from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.engine.spill.files import SpillFile
 
-__all__ = ["CheckpointWriter"]
+__all__ = ["CheckpointWriter", "Collected", "Contents", "Removal"]
 
 _SYNC_S = 1.0  # at most so much is lost with the power; finalization callbacks wait for it
 _CLOSE_S = 60.0  # how long the end of a run waits for a slow disk
+
+
+class Removal(NamedTuple):
+    """The removal of a file that a checkpoint does not refer to any more."""
+
+    first: int  # number of the first checkpoint of this start that had the file; 0 if the last start left it
+    last: int  # number of the first one that does not have it
+    remove: Callable[[], None]
+
+    def is_safe(self, written: int, synced: int) -> bool:
+        """Return whether no start could need the file, given the last checkpoints that are written and synced.
+
+        A file that came and went between two syncs is in no checkpoint that a start after a power loss could find.
+        """
+        return self.last <= synced or (self.last <= written and self.first > synced)
+
+
+class Contents:
+    """The data of blocks that the checkpoint has, and the files of large groups. Only the loop's thread uses it.
+
+    A file stays until no checkpoint that a restart could find refers to it.
+    """
+
+    def __init__(self, folder: CheckpointFolder, new_files: str, blocks: BlockStore, state: StateStore) -> None:
+        """Keep contents in ``folder``, and make files in ``new_files``, a folder below it."""
+        self._folder = folder
+        self._new_files = new_files
+        self._blocks = blocks
+        self._state = state
+        self._next_id = 1
+        self.paths: dict[int, str | None] = {}  # of each content: its file, if it has one
+        self._numbered: dict[int, Content] = {}
+        self._users = Counter[str]()  # how many contents a file has
+        self._first: dict[str, int] = {}  # of each file: the number of the first checkpoint that had it
+        self.groups: dict[bytes, SpillFile] = {}
+
+    def note_restored(self, content: StoredContent, path: str | None) -> None:
+        """Note a content that the last run saved."""
+        self.paths[content.id] = path
+        self._next_id = max(self._next_id, content.id + 1)
+        if path is not None:
+            self._users[path] += 1
+            self._blocks.kept.add(path)
+
+    def number_of(self, block: Block, changes: Transaction) -> int:
+        """Return the number of a block's content. Adds the content to ``changes`` if the checkpoint lacks it."""
+        content = block.content
+        if content.number:
+            return content.number
+        content.number = number = self._next_id
+        self._numbered[number] = content
+        self._next_id += 1
+        if content.file is None:
+            self.paths[number] = None
+            changes.contents.append(StoredContent(number, content.data, None, size=len(content.data)))
+            return number
+        path, is_packed = content.file.place
+        self.paths[number] = path
+        self._users[path] += 1
+        if path not in self._blocks.kept:
+            self._blocks.kept.add(path)
+            self._first[path] = changes.number
+            changes.files.append(path)
+        relative = os.path.relpath(path, self._folder.path)
+        changes.contents.append(
+            StoredContent(number, None, relative, content.base, content.file.size, is_packed=is_packed)
+        )
+        return number
+
+    def save_group(self, token: bytes, changes: Transaction) -> None:
+        """Add the values of a large group to ``changes`` if the checkpoint lacks them."""
+        if token in self.groups:
+            return
+        self.groups[token] = file = SpillFile(self._new_files)
+        chunks = [file.append(data) for data in self._state.group_data(token)]
+        relative = os.path.relpath(file.path, self._folder.path)
+        row = relative, [(chunk.offset, chunk.stored, chunk.size) for chunk in chunks]
+        changes.rows["groups", token] = marshal.dumps(row)
+        self._first[file.path] = changes.number
+        changes.files.append(file.path)
+
+    def drop_unused(self, used: set[int], tokens: set[bytes], changes: Transaction) -> list[Removal]:
+        """Remove contents that nothing refers to. Returns the files that go with them, once that is safe."""
+        removals: list[Removal] = []
+
+        def add(path: str, remove: Callable[[], None]) -> None:
+            removals.append(Removal(self._first.pop(path, 0), changes.number, remove))
+
+        for number in self.paths.keys() - used:
+            path = self.paths.pop(number)
+            changes.dropped.append(number)
+            if (content := self._numbered.pop(number, None)) is not None:
+                content.number = 0  # a later checkpoint that refers to it again has to save it again
+            if path is not None:
+                self._users[path] -= 1
+                if not self._users[path]:
+                    del self._users[path]
+                    add(path, lambda path=path: self._let_go(path))
+        for token in self.groups.keys() - tokens:
+            changes.rows["groups", token] = None
+            file = self.groups.pop(token)
+            add(file.path, file.release)
+        return removals
+
+    def _let_go(self, path: str) -> None:
+        self._blocks.kept.discard(path)
+        if path not in self._blocks.files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+class Collected:
+    """The changes of one checkpoint, as parts of the run add them."""
+
+    def __init__(self, contents: Contents, changes: Transaction) -> None:
+        self._contents = contents
+        self._changes = changes
+        self.used: set[int] = set()
+        self.tokens: set[bytes] = set()
+
+    def put(self, owner: str, key: bytes, value: bytes) -> None:
+        self._changes.rows[owner, key] = value
+
+    def remove(self, owner: str, key: bytes) -> None:
+        self._changes.rows[owner, key] = None
+
+    def remove_all(self, owner: str) -> None:
+        self._changes.cleared.add(owner)
+        for row in [row for row in self._changes.rows if row[0] == owner]:
+            del self._changes.rows[row]
+
+    def refer(self, block: Block) -> BlockReference:
+        number = self._contents.number_of(block, self._changes)
+        self.used.add(number)
+        if block.token:
+            self._contents.save_group(block.token, self._changes)
+            self.tokens.add(block.token)
+        return number, block.start, block.size, block.count, block.hold, block.weight, block.token
 
 
 class CheckpointWriter:
