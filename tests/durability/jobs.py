@@ -36,7 +36,7 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
-from luminosity.engine.durable import checkpointer, store, synced_log
+from luminosity.engine.durable import checkpointer, store, synced_log, writer
 from tests.marks import first_time, note, wait_for_file
 
 _WINDOW_S = 20
@@ -284,7 +284,7 @@ def _crash_in(owner: Any, name: str, number: int, *, after: bool = False) -> Non
 
 _CRASHES: dict[str, Callable[[int], None]] = {
     "in a transaction": lambda number: _crash_in(store.CheckpointFolder, "_apply", number, after=True),
-    "before files are removed": lambda number: _crash_in(checkpointer.Contents, "_let_go", number),
+    "before files are removed": lambda number: _crash_in(writer.Contents, "_let_go", number),
     "before finalization": lambda number: _crash_in(checkpointer.Checkpointer, "written", number),
 }
 
