@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -90,3 +90,9 @@ def test_a_detector_shows_how_near_it_is_to_an_alarm() -> None:
     detector.update(X + 5)
     assert f"drift detected after {detector.detected_at} rows" in detector._repr_html_()
     assert repr(detector).startswith(f"OnlineMMD(drift at row {detector.detected_at}, rows_seen=70, window=20, ")
+
+
+def test_ipython_that_another_thread_is_importing_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))  # as it is before its first lines have run
+    assert kernel_shell() is None
+    assert notebook_name() == ""

@@ -124,8 +124,9 @@ def _text_of_cell(entry: str) -> str:
 
 
 def _shell() -> Any | None:
-    ipython: Any = sys.modules.get("IPython")
-    return ipython and ipython.get_ipython()
+    # While another thread imports IPython, the module is there without its names: then this is no notebook.
+    get_ipython: Any = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython and get_ipython()
 
 
 def is_terminal(stream: TextIO | None) -> bool:
