@@ -6,10 +6,9 @@ function that takes a model's text apart.
 
 from __future__ import annotations
 
-from luminosity.answering.answer import Answer, Bullet, SourceRow
+from luminosity.answering.answer import Answer, Bullet, Question, SourceRow
 from luminosity.answering.answerer import Answerer
 from luminosity.answering.ask import Ask
 from luminosity.answering.parsing import ParsedAnswer, parse_answer
-from luminosity.answering.question import Question
 
 __all__ = ["Answer", "Answerer", "Ask", "Bullet", "ParsedAnswer", "Question", "SourceRow", "parse_answer"]

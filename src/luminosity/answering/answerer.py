@@ -9,10 +9,9 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from luminosity.answering.answer import Answer
-from luminosity.answering.composing import compose_answer, without_model
+from luminosity.answering.answer import Answer, Question, question_of
+from luminosity.answering.parsing import compose_answer, without_model
 from luminosity.answering.prompt import messages_of
-from luminosity.answering.question import Question, question_of
 from luminosity.answering.retrieval import Retrieved, Retriever, rows_for
 from luminosity.answering.settings import AskSettings, Options, text_of
 from luminosity.errors import LuminosityError

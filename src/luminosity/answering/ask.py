@@ -14,10 +14,9 @@ from apache_beam.ml.inference.base import KeyedModelHandler
 from apache_beam.utils.windowed_value import WindowedValue
 from typing_extensions import Unpack
 
-from luminosity.answering.answer import Answer
-from luminosity.answering.composing import compose_answer, without_model
+from luminosity.answering.answer import Answer, Question, question_of
+from luminosity.answering.parsing import compose_answer, without_model
 from luminosity.answering.prompt import PromptStyle, messages_of
-from luminosity.answering.question import Question, question_of
 from luminosity.answering.retrieval import Retrieved, Retriever, SearchSettings, rows_for
 from luminosity.answering.settings import AskSettings, Options, text_of
 from luminosity.errors import LuminosityError

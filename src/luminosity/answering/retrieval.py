@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity._shared.text import did_you_mean, list_some
-from luminosity.answering.answer import SourceRow
+from luminosity.answering.answer import Question, SourceRow
 from luminosity.answering.excerpts import excerpt
-from luminosity.answering.question import Question
 from luminosity.errors import Fix, InvalidArgument, LuminosityError, StoreError
 from luminosity.io.stores.address import StoreAddress, missing
 from luminosity.io.stores.kinds import open_store

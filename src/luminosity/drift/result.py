@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from luminosity.report_page.document import STYLE
 from luminosity.report_page.markup import Markup, element, joined, plain
-from luminosity.report_page.style import STYLE
 
 __all__ = ["COLOURS", "SAME_ROWS", "Details", "DriftResult", "Progress", "Verdict", "chart_image", "keys_html"]
 

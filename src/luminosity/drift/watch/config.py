@@ -153,9 +153,7 @@ def read_config(path: str) -> WatchConfig:
     table.finish("the configuration")
     return WatchConfig(
         path=path,
-        history=os.path.join(folder, os.path.expanduser(history))
-        if history
-        else str(drift_folder() / f"{stem}.sqlite"),
+        history=place,
         every=every,
         at=at,
         budget=budget,
