@@ -24,7 +24,7 @@ from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections, LaneSpec, UnknownLane, request
 
-__all__ = ["ProxyLane", "SharedHostProxy", "shared_host_of"]
+__all__ = ["ProxyLane", "ProxySession", "SharedHostProxy", "shared_host_of"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 from luminosity._shared.model_sizes import LocalShare, ModelSizes, return_free_memory
 from luminosity.core import WorkerShare
@@ -15,11 +15,15 @@ from luminosity.errors import ModelTooLarge
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import ModelHost, device_of, host_of
-from luminosity.inference.host.interface import Host, LaneSettings
-from luminosity.inference.shared_host.proxy import shared_host_of
+from luminosity.inference.host.interface import LaneSettings
+from luminosity.inference.host.session import Session
+from luminosity.inference.shared_host.proxy import ProxySession, SharedHostProxy, shared_host_of
 from luminosity.inference.steps.messages import StepSettings
 
-__all__ = ["PlacedLane", "Placement"]
+__all__ = ["Host", "HostSession", "PlacedLane", "Placement"]
+
+Host: TypeAlias = ModelHost | SharedHostProxy
+HostSession: TypeAlias = Session | ProxySession
 
 _WITHOUT_DEVICE = ("cpu", "remote")  # devices of models that any worker may load
 

@@ -21,9 +21,9 @@ from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.adapting.wrapping import NewVersion, RegisteredHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
-from luminosity.inference.host.interface import Ahead, BatchStats, Family, Host, LaneSettings, LoadStats
+from luminosity.inference.host.interface import Ahead, BatchStats, Family, LaneSettings, LoadStats
 from luminosity.inference.steps.messages import PreparedBlock, StepSettings
-from luminosity.inference.steps.placement import PlacedLane, Placement
+from luminosity.inference.steps.placement import Host, PlacedLane, Placement
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
 
 __all__ = ["EnteredLane", "LaneRouter"]

@@ -10,8 +10,9 @@ from apache_beam.runners.worker import statesampler
 
 from luminosity.inference.adapting.adapt import ModelSet
 from luminosity.inference.blocks import Block
-from luminosity.inference.host.interface import Host, HostSession, Outcome
+from luminosity.inference.host.interface import Outcome
 from luminosity.inference.steps.messages import StepSettings
+from luminosity.inference.steps.placement import Host, HostSession
 from luminosity.inference.steps.routing import EnteredLane, LaneRouter
 
 __all__ = ["Sessions", "load_models", "release_models"]

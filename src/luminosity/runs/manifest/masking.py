@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["MASK", "is_masked", "is_secret_name", "mask_text", "mask_words"]
+__all__ = ["MASK", "is_secret_name", "mask_text", "mask_words"]
 
 MASK = "***"
 
@@ -187,11 +187,6 @@ def mask_words(words: Sequence[str]) -> list[str]:
             masked.append(f"{option[1]}={MASK}" if option[2] else word)
             hides_next = not option[2]
     return masked
-
-
-def is_masked(words: Sequence[str]) -> bool:
-    """Return whether a command line has lost a value to :func:`mask_words`."""
-    return any(MASK in word for word in words)
 
 
 def _mask_value(value: str) -> str:
