@@ -17,6 +17,7 @@ from rich.console import Console
 
 from luminosity.cli.bench import as_data, print_report
 from luminosity.cli.common.sample_rows import read_rows
+from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError, TableError
@@ -150,6 +151,10 @@ def test_rows_of_all_formats_are_the_same_sample_each_time(tmp_path: Path) -> No
 def test_csv_is_read_as_all_commands_read_it(tmp_path: Path) -> None:
     (tmp_path / "a[1].csv").write_text("text;n\n;1\nb;2\n")
     assert read_rows(str(tmp_path / "a[1].csv"), "text", 10) == ["b"], "the delimiter is recognised, no value is null"
+    (tmp_path / "bad.csv").write_text("text,n\na,1\nb,2,3\n")
+    with TableReader("bench", str(tmp_path / "letters.jsonl")) as reader:
+        assert read_rows(str(tmp_path / "bad.csv"), "text", 10, {}, reader) == ["a"]
+    assert "b,2,3" in (tmp_path / "letters.jsonl").read_text()
 
 
 def test_data_that_would_be_misread_is_refused(tmp_path: Path) -> None:

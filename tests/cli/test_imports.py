@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from luminosity.cli.main import import_commands
+from luminosity.cli import import_commands
 
 _CODE = """
 import sys
-from luminosity.cli.main import import_commands
+from luminosity.cli import import_commands
 import_commands(sys.argv[1])
 print("apache_beam" in sys.modules)
 """

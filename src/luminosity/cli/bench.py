@@ -20,7 +20,7 @@ from luminosity.cli.common.exits import FAILED, interrupted, was_terminated
 from luminosity.cli.common.options import add_command, count, number
 from luminosity.cli.common.output import output_console
 from luminosity.cli.common.sample_rows import read_rows
-from luminosity.cli.common.table_options import add_csv_options, csv_arguments
+from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 
@@ -56,7 +56,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("handler", metavar="HANDLER", help=HANDLER_HELP)
     parser.add_argument("--data", required=True, metavar="FILE", help="Parquet, JSON lines, CSV, TSV or lines of text")
     parser.add_argument("--column", metavar="C", help="the column with the examples (default: the only column)")
-    add_csv_options(parser)
+    add_table_options(parser)
     parser.add_argument(
         "--rows", type=count, default=_ROWS, metavar="N", help=f"sample N rows of the file (default: {_ROWS:,})"
     )
@@ -88,7 +88,10 @@ def bench(parsed: argparse.Namespace) -> int:
 
     handler = handler_of(parsed.handler)
     csv = csv_arguments(parsed, glob.escape(parsed.data))[0]
-    examples = read_rows(parsed.data, parsed.column, parsed.rows, csv)
+    if parsed.dead_letters and not parsed.data.lower().endswith((".csv", ".tsv")):
+        raise OptionError("--dead-letters is for lines of CSV that can't be read, but the file is no CSV")
+    with TableReader("bench", parsed.dead_letters) as reader:
+        examples = read_rows(parsed.data, parsed.column, parsed.rows, csv, reader)
     tuning = Tuning(handler, examples, parsed.seconds, Choices(parsed.device, parsed.dtype, parsed.threads))
     try:
         _run_with_progress(tuning)

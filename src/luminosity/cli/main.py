@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
+from luminosity.cli import MODULES, import_commands
 from luminosity.cli.common.exits import (
     FAILED,
     WRONG_USE,
@@ -26,34 +26,8 @@ from luminosity.engine.process import limits_named
 from luminosity.errors import LuminosityError, ResourcesExceeded
 from luminosity.runs.manifest.surroundings import remember_command
 
-__all__ = ["import_commands", "main"]
+__all__ = ["main"]
 
-# The modules of each command, in the order in which the help lists them. Only those of the command that is run are
-# imported: most of them import Beam, which takes a second.
-_MODULES = {
-    "run": ("run",),
-    "plan": ("plan",),
-    "runs": ("runs",),
-    "show": ("runs",),
-    "advise": ("advise",),
-    "ui": ("ui",),
-    "metrics": ("ui",),
-    "rerun": ("rerun.rerun",),
-    "stop": ("stop",),
-    "drain": ("stop",),
-    "checkpoint": ("stop",),
-    "replay": ("run",),
-    "simulate": ("simulate",),
-    "enrich": ("enrich.enrich",),
-    "bench": ("bench",),
-    "serve": ("serve",),
-    "drift": ("drift.command", "drift.watch"),
-    "describe": ("describe",),
-    "evaluate": ("evaluate",),
-    "ask": ("ask",),
-    "image": ("image",),
-    "export": ("export",),
-}
 _DRIFT_WATCH = "drift watch"
 # Commands whose further options belong to the script or the runner: argparse must not see them.
 _OWN_PARSING = ("run", "plan", "enrich", "export")
@@ -138,13 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return code
 
 
-def import_commands(name: str = "") -> dict[str, Any]:
-    """Import the modules of a command, or of all commands if there is none of this name; return them by their names."""
-    chosen = [_MODULES[name]] if name in _MODULES else _MODULES.values()
-    paths = dict.fromkeys(path for several in chosen for path in several)
-    return {path: importlib.import_module(f"luminosity.cli.{path}") for path in paths}
-
-
 def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[str]]:
     """Return the options of each command, but those whose options the user's script decides on."""
     of_runner = {f"--{flag.name}" for flag in (*RUNNER_FLAGS, *MODEL_FLAGS)}
@@ -158,7 +125,7 @@ def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[st
 
 def _run(parser: argparse.ArgumentParser, words: list[str], modules: Mapping[str, Any]) -> int:
     if words and words[0] in _OWN_PARSING and words[1:2] not in (["-h"], ["--help"]):
-        own: Callable[[list[str]], int] = getattr(modules[_MODULES[words[0]][0]], words[0])
+        own: Callable[[list[str]], int] = getattr(modules[MODULES[words[0]][0]], words[0])
         return own(words[1:])
     is_rerun = words[:1] == ["rerun"] and "--" in words
     end = words.index("--") if is_rerun else len(words)  # what follows belongs to the command that runs again

@@ -23,11 +23,13 @@ _SHOWN_COLUMNS = 20
 _SEED = 0
 
 
-def read_rows(path: str, column: str | None, count: int, csv: Mapping[str, Any] | None = None) -> list[Any]:
+def read_rows(
+    path: str, column: str | None, count: int, csv: Mapping[str, Any] | None = None, reader: TableReader | None = None
+) -> list[Any]:
     """Return at most ``count`` rows in random order: texts, numbers, and lists as numpy arrays.
 
     Rows without a value are left out. The file's suffix decides its format; a file with another suffix has a row per
-    line. ``csv`` are the arguments of ``ReadTable`` for CSV.
+    line. ``csv`` are the arguments of ``ReadTable`` for CSV, which ``reader`` reads.
     """
     if not os.path.isfile(path):
         raise OptionError(f"--data={path}: {'a folder' if os.path.isdir(path) else 'no such file'}, expected a file")
@@ -41,7 +43,7 @@ def read_rows(path: str, column: str | None, count: int, csv: Mapping[str, Any] 
         elif kind in (".jsonl", ".ndjson", ".json"):
             rows = _from_json_lines(path, column, count, chance)
         elif kind in (".csv", ".tsv"):
-            rows = _sample(_csv_values(path, column, csv or {}), count, chance)
+            rows = _sample(_csv_values(path, column, csv or {}, reader or TableReader("bench")), count, chance)
         else:
             rows = _from_lines(path, column, count, chance)
     except (ValueError, OSError) as error:
@@ -77,10 +79,10 @@ def _from_json_lines(path: str, column: str | None, count: int, chance: random.R
     return [record.get(name) for record in records]
 
 
-def _csv_values(path: str, column: str | None, csv: Mapping[str, Any]) -> Iterator[Any]:
+def _csv_values(path: str, column: str | None, csv: Mapping[str, Any], reader: TableReader) -> Iterator[Any]:
     from luminosity.io.read_table import ReadTable
 
-    pattern, reader, read = glob.escape(path), TableReader("bench"), 0
+    pattern, read = glob.escape(path), 0
     name = _checked(path, column, ReadTable(pattern, **csv).schema.names)
     for _, batch in reader.rows(reader.open(pattern, [name], csv)):
         yield from batch.column(name).to_pylist()

@@ -179,7 +179,7 @@ class Lane:
         self.unused_since = 0.0
         self.producing = 0
         """Sessions that may submit more examples before they wait for outcomes."""
-        self._changed = changed
+        self.changed = changed
         self._submissions: dict[int, Submission] = {}
         self._last_number = 0
         self._queued_bytes = 0
@@ -226,21 +226,17 @@ class Lane:
         self._submissions[self._last_number] = submission
         self._queued_bytes += submission.size
         self.backlog.put(self._last_number, moved)
-        self._changed(self)
+        self.changed(self)
 
     def retry(self, batches: list[Batch]) -> None:
         """Queue batches that were tried before, ahead of everything else."""
         self.retries.extendleft(reversed(batches))
-        self._changed(self)
+        self.changed(self)
 
     def end_producing(self) -> None:
         """Note that a session waits or ends, so that the lane need not wait for its examples."""
         self.producing -= 1
-        self._changed(self)
-
-    def note_waiting_session(self) -> None:
-        """Note that a session waits for outcomes: a batch that is smaller than the author wants must go then."""
-        self._changed(self)
+        self.changed(self)
 
     def take_all(self, now: float) -> list[Batch]:
         """Take everything that waits, as batches of any size."""

@@ -137,7 +137,7 @@ class Session:
         self._pause()
         self.waiting = True
         for lane in self._choosy:
-            lane.note_waiting_session()
+            lane.changed(lane)  # A batch that is smaller than the author wants must go now.
         self._lock.notify_all()
         try:
             with waiting_for(lambda: self._describe_wait(self._lanes)):
