@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from luminosity.cli.project import run_project
+from luminosity.cli.rerun.project import run_project
 from luminosity.runs.manifest.places import Place
 
 _COPY = """\
@@ -178,7 +178,7 @@ def test_files_that_the_project_file_does_not_name(
     )
     path = was_read.format(top=tmp_path)
     run = SimpleNamespace(inputs=[Place("Read", path)], outputs=[], code={}, models=())
-    monkeypatch.setattr("luminosity.cli.project._runs", lambda mark: [run])
+    monkeypatch.setattr("luminosity.cli.rerun.project._runs", lambda mark: [run])
     assert run_project(str(folder / "project.toml"), []) == 0
     told = f"has read {path}, which inputs in project.toml:1 does not name" in capsys.readouterr().err
     assert told is not is_named

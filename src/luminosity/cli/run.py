@@ -107,7 +107,7 @@ def run(words: list[str]) -> int:
 
 def _run(script: str, options: list[str]) -> int:
     if script.lower().endswith(".toml"):
-        from luminosity.cli.project import run_project
+        from luminosity.cli.rerun.project import run_project
 
         return run_project(script, options)
     warm_up("auto")  # the worker's imports run while the script is imported

@@ -1,1 +1,1 @@
-"""``lum rerun``: do a run again, and compare what it writes."""
+"""Doing things again: ``lum rerun`` repeats a run and compares, ``lum run project.toml`` repeats what has changed."""
