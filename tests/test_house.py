@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import luminosity
+from luminosity.drift.online.detect_drift import Stream
+from luminosity.drift.online.detector import OnlineMMD
+from luminosity.engine.durable.store import VERSION
+from luminosity.io.kafka.progress import PartitionGroup, Span
 
 _SOURCE = Path(luminosity.__file__).parent
 _ROOT = Path(__file__).parent.parent
@@ -68,3 +72,12 @@ def test_modules_of_ours_are_not_imported_by_string() -> None:
     files = [path for path in sorted(_SOURCE.rglob("*.py")) if path.name != "__init__.py"]
     found = {path.relative_to(_SOURCE).as_posix(): list(_imports_by_string(path)) for path in files}
     assert {path: names for path, names in found.items() if names and path not in _EXCEPTED} == {}
+
+
+def test_classes_in_checkpoints_stay_where_they_are() -> None:
+    """Checkpoints hold pickles of these. Moving or renaming one needs a new ``VERSION`` in ``engine/durable/store.py``."""
+    assert VERSION == 2
+    for kept in (Span, PartitionGroup):
+        assert kept.__module__ == "luminosity.io.kafka.progress"
+    assert Stream.__module__ == "luminosity.drift.online.detect_drift"
+    assert OnlineMMD.__module__ == "luminosity.drift.online.detector"

@@ -91,9 +91,9 @@ def test_a_stopped_one(held: CheckpointFolder, capsys: pytest.CaptureFixture[str
 
 
 def test_a_newer_version_and_other_folders(held: CheckpointFolder, tmp_path: Path) -> None:
-    held.note(version="2")
+    held.note(version="99")
     held.close()
-    with pytest.raises(CheckpointError, match="has version 2, and this release reads version 1"):
+    with pytest.raises(CheckpointError, match="has version 99, and this release reads version 2"):
         inspect(held.path)
     with pytest.raises(CheckpointError, match="found no checkpoint in it"):
         inspect(str(tmp_path))

@@ -57,7 +57,7 @@ def test_a_folder_of_another_version_is_refused(folder: str) -> None:
     opened = CheckpointFolder(folder)
     opened.note(version="99")
     opened.close()
-    with pytest.raises(CheckpointError, match="has version 99, and this release reads version 1"):
+    with pytest.raises(CheckpointError, match="has version 99, and this release reads version 2"):
         CheckpointFolder(folder)
     _assert_restarts(folder)
 
@@ -74,7 +74,7 @@ def _assert_restarts(folder: str) -> None:
     """Check the remedy that the refusals name."""
     CheckpointFolder(folder, restart=True).close()
     opened = CheckpointFolder(folder)
-    assert opened.meta() == {"version": "1"}
+    assert opened.meta() == {"version": "2"}
     opened.close()
 
 

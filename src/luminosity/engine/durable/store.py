@@ -25,7 +25,7 @@ __all__ = ["DATABASE", "LOCK", "VERSION", "CheckpointFolder", "StoredContent", "
 
 _LOGGER = logging.getLogger(__name__)
 
-VERSION = 1  # of the tables below and of what is in them
+VERSION = 2  # of the tables below and of what is in them: version 1 named classes of modules that have moved
 DATABASE = "checkpoint.sqlite"
 LOCK = "lock"
 _BLOCKS = "blocks"
