@@ -75,7 +75,7 @@ def test_modules_of_ours_are_not_imported_by_string() -> None:
 
 
 def test_classes_in_checkpoints_stay_where_they_are() -> None:
-    """Checkpoints hold pickles of these. Moving or renaming one needs a new ``VERSION`` in ``engine/durable/store.py``."""
+    """Checkpoints hold pickles of these. Moving one needs a new ``VERSION`` in ``engine/durable/store.py``."""
     assert VERSION == 2
     for kept in (Span, PartitionGroup):
         assert kept.__module__ == "luminosity.io.kafka.progress"
