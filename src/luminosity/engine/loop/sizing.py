@@ -1,4 +1,7 @@
-"""Chooses how many elements a stage's next bundle gets, from how long earlier ones took and how much work is left."""
+"""Chooses how many elements a stage's next bundle gets, from how long earlier ones took and how much work is left.
+
+``StageRun`` in ``stage.py`` asks. It takes all elements where a stage must, and fewer if they are too large.
+"""
 
 from __future__ import annotations
 

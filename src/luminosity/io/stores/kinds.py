@@ -18,7 +18,7 @@ __all__ = ["QDRANT", "STORES", "address_of", "kind_of", "open_store"]
 
 QDRANT: tuple[type[Store], ...] = (ServerCollection, EmbeddedCollection)
 STORES: tuple[type[Store], ...] = (PostgresStore, LanceStore, *QDRANT)
-"""All kinds. The first that handles an address has it; add yours here."""
+"""All kinds. The first that handles an address has it. Add yours before Qdrant, whose folders can have any name."""
 
 
 def kind_of(where: str, among: Sequence[type[Store]] = STORES) -> type[Store]:

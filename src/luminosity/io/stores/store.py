@@ -60,6 +60,7 @@ class Query:
     """The settings that all vectors of a search share."""
 
     using: str | None
+    """The name of the vectors to search; None if the collection has one without a name (``""`` in ``vectors``)."""
     limit: int
     payload: Sequence[str]
     score_threshold: float | None
@@ -73,6 +74,7 @@ class Hit:
 
     id: PointId
     score: float
+    """The similarity for cosine and dot, so more is better; the distance for euclid and manhattan."""
     payload: Mapping[str, Any]
 
 
@@ -278,7 +280,9 @@ class SharedStore(PointStore):
     """A store that many workers write at once: a server.
 
     A table goes through ``begin``, ``prepare``, ``write``, ``publish`` and ``clean_up``, in steps that may run on
-    different machines and may be repeated.
+    different machines and may be repeated. Each step opens the store anew. While points go to a staged collection,
+    ``address.staged`` has its name, and ``address.name_to_use`` is the collection to write. ``publish`` and ``clean_up``
+    are left out if nothing is staged, and all after ``prepare`` if the target is not needed.
     """
 
     @abstractmethod
@@ -290,7 +294,10 @@ class SharedStore(PointStore):
 
     @abstractmethod
     def prepare(self, staged: str, facts: TableFacts, columns: PointColumns, mode: WriteMode) -> Target:
-        """Create what gets the points, ``staged`` if that is not empty. All rows are checked by now."""
+        """Create what gets the points, ``staged`` if that is not empty, and check that it has vectors of their sizes.
+
+        All rows are checked by now; ``facts`` says what was found in them.
+        """
 
     @abstractmethod
     def publish(self, target: Target, mode: WriteMode) -> None:

@@ -1,4 +1,9 @@
-"""Panes of any window and trigger, by Beam's triggers."""
+"""Panes of any window and trigger, by Beam's triggers.
+
+When a pane fires: Beam's trigger sees an element and sets a timer of its window (``WindowState.set_timer``), the
+``Schedule`` holds all timers by their time, and ``advance`` takes those that are due and asks the trigger again
+(``_fire``).
+"""
 
 from __future__ import annotations
 
