@@ -281,8 +281,8 @@ class SharedStore(PointStore):
 
     A table goes through ``begin``, ``prepare``, ``write``, ``publish`` and ``clean_up``, in steps that may run on
     different machines and may be repeated. Each step opens the store anew. While points go to a staged collection,
-    ``address.staged`` has its name, and ``address.name_to_use`` is the collection to write. ``publish`` and ``clean_up``
-    are left out if nothing is staged, and all after ``prepare`` if the target is not needed.
+    ``address.staged`` has its name, and ``address.name_to_use`` is the collection to write. If nothing is staged,
+    ``publish`` and ``clean_up`` are left out; if the target is not needed, ``write`` is, too.
     """
 
     @abstractmethod
