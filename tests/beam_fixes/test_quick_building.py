@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from typing import Any
 
@@ -10,13 +11,14 @@ import apache_beam as beam
 import pytest
 from apache_beam.coders import VarIntCoder
 from apache_beam.options import pipeline_options
-from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import CrossLanguageOptions, DebugOptions, PipelineOptions, StandardOptions
 from apache_beam.transforms import core
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, get_dofn_specs, on_timer
 from apache_beam.utils import interactive_utils
 
 from luminosity.beam_fixes import quick_building
 from luminosity.beam_fixes.quick_building import build_quickly
+from luminosity.runner_options import LuminosityOptions
 
 BEAMS_VIEW_AS: Any = vars(quick_building)["_view_as"]
 FLAGS = ["--streaming", "--experiments=one", "--experiments=two", "--runner=Direct", "--project=mine", "--unknown=3"]
@@ -35,8 +37,8 @@ def quickly() -> None:
 @pytest.mark.parametrize("flags", [[], FLAGS])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_view_is_the_one_of_beam(kind: type[PipelineOptions], flags: list[str]) -> None:
+    ours, theirs = (PipelineOptions(flags, runner="Flink") for _ in range(2))
     for _ in range(2):  # the second view is remembered
-        ours, theirs = (PipelineOptions(flags, runner="Flink") for _ in range(2))
         view, expected = ours.view_as(kind), BEAMS_VIEW_AS(theirs, kind)
         assert type(view) is kind
         assert view.__dict__ == expected.__dict__
@@ -57,6 +59,15 @@ def test_views_share_their_values_and_pipelines_do_not() -> None:
     assert not first.view_as(StandardOptions).streaming
     assert second.view_as(DebugOptions).experiments == ["one", "two"]
     assert second.view_as(StandardOptions).streaming
+
+
+def test_defaults_that_a_command_sets_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for workers, services in (("1", {}), ("2", {"a": "b"})):
+        monkeypatch.setitem(LuminosityOptions.defaults, "cpu_workers", workers)
+        monkeypatch.setenv("BEAM_SERVICE_OVERRIDES", json.dumps(services))
+        options = PipelineOptions([])
+        assert options.view_as(LuminosityOptions).cpu_workers == workers
+        assert options.view_as(CrossLanguageOptions).beam_services == services
 
 
 def test_options_of_users_may_have_a_new_default_for_each_pipeline() -> None:

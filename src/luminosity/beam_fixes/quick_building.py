@@ -8,36 +8,33 @@ ms, and half of the time of ``to_runner_api``. The first step imports IPython, t
 from __future__ import annotations
 
 import argparse
-import copy
-import os
 import shutil
 import sys
 import types
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from apache_beam.options import pipeline_options
-from apache_beam.options.pipeline_options import (
-    DebugOptions,
-    PipelineOptions,
-    ProfilingOptions,
-    SetupOptions,
-    WorkerOptions,
-)
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms import core
 from apache_beam.utils import interactive_utils
 
-__all__ = ["build_quickly", "make_worker_parsers"]
+__all__ = ["build_quickly"]
 
-_MOST_VIEWS = 256  # a pipeline uses about ten classes of options
-# Their options have the same defaults at any time. Those of other classes may have new ones for each pipeline, such as
-# a random name or what an environment variable says.
-_STEADY = ("apache_beam.options.pipeline_options", "luminosity.runner_options", "luminosity.inference.options")
+_MOST_VIEWS = 128  # a pipeline uses about ten classes of options
 
-_parsers: dict[tuple[Any, ...], argparse.ArgumentParser] = {}
-_views: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+class _View(NamedTuple):
+    """What one class of options found in the flags of a pipeline."""
+
+    values: dict[str, Any]  # of all options of the pipeline, which its views share. Kept, so that its id stays its own
+    flags: list[str]
+    visible: dict[str, Any]
+
+
+_views: dict[tuple[int, type[PipelineOptions]], _View] = {}
 _parameters: weakref.WeakKeyDictionary[Callable[..., Any], tuple[list[str], list[Any]]] = weakref.WeakKeyDictionary()
 _Parser: type[argparse.ArgumentParser] = vars(pipeline_options)["_BeamArgumentParser"]
 _view_as = PipelineOptions.view_as
@@ -53,40 +50,28 @@ def build_quickly() -> None:
     interactive_utils.is_in_ipython = _is_in_imported_ipython
 
 
-def make_worker_parsers() -> None:
-    """Make the parsers that Beam's worker uses at its start, for workers that are forked from this process."""
-    for kind in (DebugOptions, ProfilingOptions, SetupOptions, WorkerOptions):
-        _parser_of(kind)
-
-
 def _remembered_view(options: PipelineOptions, cls: type[PipelineOptions]) -> PipelineOptions:
-    """Do what ``view_as`` does, and parse a list of flags once for each class of options."""
-    if cls.__module__ not in _STEADY:
+    """Do what ``view_as`` does, and parse the flags of a pipeline once for each class of options.
+
+    Defaults are looked up again for each pipeline: they may be random, or set by a command.
+    """
+    if cls.__init__ is not PipelineOptions.__init__ or cls.__new__ is not object.__new__:
         return _view_as(options, cls)
     state = options.__dict__
     values, flags = state["_all_options"], state["_flags"]
-    key = (cls, *(sys.argv[1:] if flags is None else flags))
-    parsed = _views.get(key)
-    if parsed is None:
+    key, given = (id(values), cls), list(sys.argv[1:] if flags is None else flags)
+    known = _views.get(key)
+    if known is None or known.values is not values or known.flags != given:
+        view = _view_as(options, cls)
         if len(_views) >= _MOST_VIEWS:
             _views.clear()
-        parsed = _views[key] = vars(_parser_of(cls).parse_known_args(flags)[0])
-    for name, value in parsed.items():
-        if name not in values:
-            values[name] = copy.deepcopy(value)  # the options of a pipeline may change their lists
+        _views[key] = _View(values, given, dict(vars(view.__dict__["_visible_options"])))
+        return view
+    for name, value in known.visible.items():
+        values.setdefault(name, value)
     view = cls.__new__(cls)
-    view.__dict__.update(_flags=flags, _visible_options=argparse.Namespace(**parsed), _all_options=values)
+    view.__dict__.update(_flags=flags, _visible_options=argparse.Namespace(**known.visible), _all_options=values)
     return view
-
-
-def _parser_of(cls: type[PipelineOptions]) -> argparse.ArgumentParser:
-    key = (cls, os.environ.get("BEAM_SERVICE_OVERRIDES"))  # a default of CrossLanguageOptions
-    if key not in _parsers:
-        parser = _parsers[key] = _Parser(allow_abbrev=False)
-        for each in cls.mro():
-            if each is not PipelineOptions and "_add_argparse_args" in vars(each):
-                each._add_argparse_args(parser)  # type: ignore[attr-defined]
-    return _parsers[key]
 
 
 def _init_parser(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:

@@ -65,13 +65,12 @@ def _preload() -> None:
     import grpc._channel  # noqa: F401  # pyright: ignore  # grpc imports it only when a worker opens its first channel
     import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-    from luminosity.beam_fixes.quick_building import build_quickly, make_worker_parsers
+    from luminosity.beam_fixes.quick_building import build_quickly
 
     # With Beam and its worker.
     from luminosity.engine.workers import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     build_quickly()
-    make_worker_parsers()
     import_lean()  # otherwise each worker would import torch, if installed, when a pipeline uses RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
