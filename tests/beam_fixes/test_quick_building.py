@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import sys
+import weakref
 from typing import Any
 
 import apache_beam as beam
@@ -81,6 +83,10 @@ def test_options_of_users_may_have_a_new_default_for_each_pipeline() -> None:
     first, second = PipelineOptions([]), PipelineOptions([])
     assert first.view_as(Named).our_name != second.view_as(Named).our_name
     assert first.view_as(Named).our_name == first.view_as(Named).our_name
+    gone = weakref.ref(Named)
+    del Named
+    gc.collect()
+    assert gone() is None  # otherwise its flags would be parsed for all pipelines that follow
 
 
 class Stateful(beam.DoFn):

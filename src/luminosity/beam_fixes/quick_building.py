@@ -24,6 +24,8 @@ from apache_beam.utils import interactive_utils
 __all__ = ["build_quickly"]
 
 _MOST_VIEWS = 128  # a pipeline uses about ten classes of options
+# Classes of users are not remembered: Beam looks at all that exist, so those of a function must go with it.
+_OF_MODULES = ("apache_beam.options.pipeline_options", "luminosity.runner_options", "luminosity.inference.options")
 
 
 class _View(NamedTuple):
@@ -55,7 +57,7 @@ def _remembered_view(options: PipelineOptions, cls: type[PipelineOptions]) -> Pi
 
     Defaults are looked up again for each pipeline: they may be random, or set by a command.
     """
-    if cls.__init__ is not PipelineOptions.__init__ or cls.__new__ is not object.__new__:
+    if cls.__module__ not in _OF_MODULES:
         return _view_as(options, cls)
     state = options.__dict__
     values, flags = state["_all_options"], state["_flags"]
