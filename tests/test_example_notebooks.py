@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.processes import files_of_luminosity, wait_for
+from tests.processes import files_of_runs, wait_for
 from tests.runners import IS_REFERENCE
 
 NOTEBOOKS = Path(__file__).parent.parent / "examples" / "notebooks"
@@ -33,10 +33,10 @@ def run(name: str, folder: Path, *variables: str) -> tuple[str, dict[str, Any]]:
     asked = ", ".join(f"{variable!r}: {variable}" for variable in variables)
     notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({{{asked}}}, default=str))"))
     limits: Any = {"timeout": 200, "iopub_timeout": 120}
-    before = files_of_luminosity()
+    before = files_of_runs()
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, kernel_name="python3", resources=resources, **limits).execute()
-    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
+    assert wait_for(lambda: files_of_runs() <= before, timeout_s=60)
     assert not list(folder.iterdir()), "a notebook writes to a temporary folder, and removes it"
     printed = [
         "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import files_of_luminosity, wait_for
+from tests.processes import files_of_runs, wait_for
 from tests.runners import IS_REFERENCE
 from tests.runners import flags as flags_of_runs
 
@@ -172,9 +172,9 @@ def run_script(folder: Path, ending: str, *flags: str) -> list[str]:
 
 @pytest.mark.parametrize("ending", _ENDINGS)
 def test_what_a_script_defines_runs_in_workers(ending: str, tmp_path: Path) -> None:
-    before = files_of_luminosity()
+    before = files_of_runs()
     assert run_script(tmp_path, _ENDINGS[ending]) == _EXPECTED
-    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
+    assert wait_for(lambda: files_of_runs() <= before, timeout_s=60)
 
 
 @pytest.mark.parametrize("ending", ["plain", pytest.param("spawned process", marks=pytest.mark.slow)])

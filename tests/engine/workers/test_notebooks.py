@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.processes import files_of_luminosity, wait_for, workers_of
+from tests.processes import files_of_runs, wait_for, workers_of
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
@@ -387,7 +387,7 @@ def test_an_element_that_takes_too_long_shows_the_line_of_its_cell(notebook: Not
 
 
 def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
-    before = files_of_luminosity()
+    before = files_of_runs()
     started = tmp_path / "started"
     interrupting = notebook.interrupt_when(started)
     error = notebook.error_of(f"""
@@ -405,7 +405,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_and_the_next_cell_runs(noteboo
     assert line.startswith("  Cell In[")
     assert ending == "the run was interrupted; its state is CANCELLED"
     assert wait_for(lambda: not workers_of(notebook.pid), timeout_s=60)
-    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
+    assert wait_for(lambda: files_of_runs() <= before, timeout_s=60)
     test_what_cells_define_runs_in_workers_and_comes_back_equal(notebook)
 
 
@@ -440,7 +440,7 @@ def test_a_pipeline_within_a_coroutine(notebook: Notebook) -> None:
 
 
 def test_a_kernel_that_is_shut_down_during_a_run_leaves_nothing(tmp_path: Path) -> None:
-    before = files_of_luminosity()
+    before = files_of_runs()
     notebook = Notebook(tmp_path)
     with notebook.client.setup_kernel():
         notebook.run(_DEFINITIONS)
@@ -456,4 +456,4 @@ def test_a_kernel_that_is_shut_down_during_a_run_leaves_nothing(tmp_path: Path) 
         manager.shutdown_wait_time = 120.0
     # The end of the context asks the kernel to shut down and kills it after a while: long enough for this test.
     assert psutil.wait_procs(everything, timeout=60)[1] == []
-    assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
+    assert wait_for(lambda: files_of_runs() <= before, timeout_s=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import files_of_luminosity, wait_for
+from tests.processes import files_of_runs, wait_for
 from tests.runners import IS_REFERENCE
 
 pytestmark = [
@@ -114,7 +114,7 @@ def line_of(words: str) -> int:
     ],
 )
 def test_classes_of_a_script_reach_the_process_of_the_model(kind: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    before = files_of_luminosity()
+    before = files_of_runs()
     done = run_script(tmp_path, kind, flags=flags)
     assert done.returncode == 0, done.stderr
     # Beam's manager warns that it finds no nvidia-smi.
@@ -125,7 +125,7 @@ def test_classes_of_a_script_reach_the_process_of_the_model(kind: str, flags: tu
     if kind == "manager":
         assert {elsewhere for *_, elsewhere in lines} == {"True"}
     if kind != "ours":  # the folder of shared hosts stays
-        assert wait_for(lambda: files_of_luminosity() <= before, timeout_s=60)
+        assert wait_for(lambda: files_of_runs() <= before, timeout_s=60)
 
 
 @pytest.mark.parametrize("kind", ["manager", "shared", "ours"])
