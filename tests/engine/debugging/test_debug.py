@@ -123,7 +123,8 @@ def lum(*words: str) -> tuple[str, ...]:
 
 def test_breakpoint_opens_the_debugger(script: str) -> None:
     with terminal(*lum("run", script, "--debug")) as screen:
-        assert "return doubled" in screen.wait_for("(Pdb) ")
+        stopped_at = "breakpoint()" if sys.version_info >= (3, 13) else "return doubled"
+        assert f"-> {stopped_at}" in screen.wait_for("(Pdb) ")
         screen.type("p doubled")
         assert "42" in screen.wait_for("(Pdb) ")
         screen.type("p __import__('psutil').Process().children(recursive=True)")
