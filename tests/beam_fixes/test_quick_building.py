@@ -121,6 +121,25 @@ def test_what_is_remembered_of_a_method_can_be_changed_by_its_reader() -> None:
         defaults.clear()
 
 
+def test_only_so_many_methods_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> beam.DoFn:
+        end = TimerSpec("end", beam.TimeDomain.WATERMARK)
+        timer = beam.DoFn.TimerParam(end)
+
+        class Local(beam.DoFn):
+            def process(self, element: Any, timer: Any = timer): ...
+
+            @on_timer(end)
+            def ends(self, timer: Any = timer): ...
+
+        return Local()
+
+    monkeypatch.setattr(quick_building, "_MOST_METHODS", 50)
+    for _ in range(100):
+        assert len(get_dofn_specs(step())[1]) == 1
+    assert len(vars(quick_building)["_parameters"]) <= 50
+
+
 def test_ipython_is_not_imported_to_see_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not interactive_utils.is_in_ipython()

@@ -24,6 +24,7 @@ from apache_beam.utils import interactive_utils
 __all__ = ["build_quickly"]
 
 _MOST_VIEWS = 128  # a pipeline uses about ten classes of options
+_MOST_METHODS = 4096  # of steps: a DoFn has about 30. A timer's default names its own method, and so keeps it alive
 # Classes of users are not remembered: Beam looks at all that exist, so those of a function must go with it.
 _OF_MODULES = ("apache_beam.options.pipeline_options", "luminosity.runner_options", "luminosity.inference.options")
 
@@ -99,6 +100,8 @@ def _remembered_args_defaults(function: Callable[..., Any]) -> tuple[list[str], 
         return _args_defaults(function)
     found = _parameters.get(method)
     if found is None:
+        if len(_parameters) >= _MOST_METHODS:
+            _parameters.clear()
         found = _parameters[method] = _args_defaults(function)
     return list(found[0]), list(found[1])
 
