@@ -18,7 +18,10 @@ from luminosity.engine.plan.codecs import ElementCodec
 __all__ = ["SINK_ELEMENTS", "BundleSize", "Gathering", "Kind", "SizedWork", "SourceTurns", "Speed"]
 
 Kind = Literal["batch", "stream", "source", "sink", "source and sink"]
-"""What a stage does: a source is that of a stream, and a sink writes a file per bundle, in batch and in streams."""
+"""What a stage does. "source" is the source of a stream: the source of a batch is "batch", as any other of its stages.
+
+A sink writes a file per bundle, in batch and in streams.
+"""
 
 SINK_ELEMENTS = 1000  # worth a file, as long as the sink's speed is unknown
 

@@ -1,6 +1,7 @@
 """Recorded runs and histories of drift as JSON. Files that have not changed are read once.
 
 A record is JSON already. It is passed on as it is, because turning a large record into events and back takes seconds.
+A new number of a run is a field of a view in ``luminosity.events.views``: columns of tables come from there.
 """
 
 from __future__ import annotations
