@@ -43,7 +43,7 @@ stream: setup ## run three models over a Kafka topic for a minute, then again ov
 test: compile ## run the tests and doctests of every part that can run side by side: about 16 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-alone: compile ## run the tests that start clusters or many processes, two files at a time
+test-alone: compile ## run the tests that start clusters, look at the whole machine or need all cores, two files at a time
 	$(PYTEST) -m "alone and not slow" -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/beam_suites
 
 test-beam: compile ## run all of Beam's own test suites on this runner

@@ -147,6 +147,45 @@ def test_an_exception_of_a_script_is_shown_as_python_shows_it(command: list[str]
     assert "runpy" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_script_that_can_not_be_compiled_is_shown_as_python_shows_it(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text("print('begin')\nprint((1\n")
+    done = lum(command, str(path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f'  File "{path}", line 2\n')
+    assert "SyntaxError: " in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--cpu_workrs=2", "--cpu-workers=2"])
+def test_a_misspelt_option_is_named_and_left_to_the_script(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nprint(sys.argv[1:])\n")
+    done = lum("run", str(path), option, "--workers=2", "--cpu_workers=1")
+    assert done.stdout == f"{[option, '--workers=2', '--cpu_workers=1']}\n"
+    name = option.removesuffix("=2")
+    assert done.stderr == f"lum: {name} is left to the script; did you mean '--cpu_workers'?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["describ"], "lum: there is no command 'describ'; did you mean 'describe'?\n"),
+        (["xyz"], "lum: there is no command 'xyz'; `lum --help` lists the commands\n"),
+        (["runs", "--limti=3"], "lum runs: there is no option --limti; did you mean '--limit'?\n"),
+        (["runs", "--xyz"], "lum runs: there is no option --xyz; see `lum runs --help`\n"),
+        (["show", "last", "4f2a"], "lum show: found '4f2a' after all that the command takes; see `lum show --help`\n"),
+        (
+            ["drift", "watch", "a.toml", "--xyz"],
+            "lum drift watch: there is no option --xyz; see `lum drift watch --help`\n",
+        ),
+    ],
+)
+def test_a_wrong_word_is_named_with_the_nearest_right_one(words: list[str], expected: str) -> None:
+    done = lum(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
 def test_a_bad_option_is_refused(script: Path) -> None:
     done = lum("run", str(script), "--cpu_workers=many")
     assert done.returncode == 1
@@ -167,11 +206,21 @@ def test_help_has_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), *((each,) for each in ["run", "plan", "runs", "show", "replay", "bench", "serve"])]
+    "command", [(), *((each,) for each in ["run", "plan", "runs", "show", "advise", "replay", "bench", "serve"])]
 )
 def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
     done = lum(*command, "--help")
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
+
+
+def test_help_of_export_comes_with_and_without_the_engine() -> None:
+    done = lum("export", "dataflow", "--help")
+    assert done.returncode == 0
+    assert done.stdout == lum("export", "--help").stdout
+
+
+def test_help_breaks_no_name_at_a_hyphen() -> None:
+    assert "classify-images:MODEL" in lum("bench", "--help").stdout
 
 
 def test_help_of_run_has_all_flags() -> None:

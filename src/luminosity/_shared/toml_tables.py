@@ -35,7 +35,7 @@ def read_toml(path: str, make_error: MakeError) -> TomlTable:
     except tomllib.TOMLDecodeError as error:
         raise make_error(f"{path}: {error}, expected TOML", None) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise make_error(f"{path} can't be read: {error}", None) from None
+        raise make_error(f"{path} can't be read: {getattr(error, 'strerror', None) or error}", None) from None
     return TomlTable(content, path, text.splitlines(), 0, make_error)
 
 

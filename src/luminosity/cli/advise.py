@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+_DESCRIPTION = """\
+Say what each pool of a run was given and what it used, which resource hints to
+write instead, and what the run costs with either.
+"""
 _EPILOG = """\
 You get for each pool what its workers were given and what they used, and
 advice in parts: what is needed, what saves money or time, and what brings no
@@ -68,7 +72,7 @@ def add_to(commands: Any) -> None:
         commands,
         "advise",
         "say what a run needed and what it should cost",
-        "Say what each pool of a run was given, what it used, what to write instead, and what that costs.",
+        _DESCRIPTION,
         _EPILOG,
     )
     parser.add_argument("run", metavar="RUN", nargs="+", help="the id of a run, its unique start or end, or last")

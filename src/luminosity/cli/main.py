@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
+from luminosity._shared.text import did_you_mean
 from luminosity.cli import MODULES, import_commands
 from luminosity.cli.common.exits import (
     FAILED,
@@ -31,10 +32,12 @@ __all__ = ["main"]
 _DRIFT_WATCH = "drift watch"
 # Commands whose further options belong to the script or the runner: argparse must not see them.
 _OWN_PARSING = ("run", "plan", "enrich", "export")
+_HELP = (["-h"], ["--help"])
 
 _DESCRIPTION = """\
-Run Apache Beam pipelines on this machine, with workers that fit each step, and
-run models over tables. `lum COMMAND --help` shows the options of a command.
+Run Apache Beam pipelines on this machine or a Ray cluster, with workers that
+fit each step, and run models over tables. `lum COMMAND --help` shows the
+options of a command.
 """
 _EXAMPLES = """\
 examples:
@@ -86,6 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and not words[0].startswith("-") and words[0] not in (*MODULES, _DRIFT_WATCH):
+        advice = did_you_mean(words[0], MODULES) or "`lum --help` lists the commands"
+        print(f"lum: there is no command {words[0]!r}; {advice}", file=sys.stderr)
+        return WRONG_USE
     try:
         with limits_named():
             modules = import_commands(words[0] if words else "")
@@ -101,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with sigterm_as_ctrl_c():
         try:
             with limits_named():
-                return _run(parser, words, modules)
+                return _run(parser, words, modules, commands.choices)
         except ResourcesExceeded as error:
             return fail(words[0], error, FAILED)
         except KeyboardInterrupt as error:  # the command has not handled it, and may not have begun
@@ -123,13 +130,22 @@ def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[st
     }
 
 
-def _run(parser: argparse.ArgumentParser, words: list[str], modules: Mapping[str, Any]) -> int:
-    if words and words[0] in _OWN_PARSING and words[1:2] not in (["-h"], ["--help"]):
+def _run(
+    parser: argparse.ArgumentParser,
+    words: list[str],
+    modules: Mapping[str, Any],
+    commands: Mapping[str, argparse.ArgumentParser],
+) -> int:
+    if words[:2] == ["export", "dataflow"] and words[2:] in _HELP:
+        words = ["export", *words[2:]]
+    if words and words[0] in _OWN_PARSING and words[1:2] not in _HELP:
         own: Callable[[list[str]], int] = getattr(modules[MODULES[words[0]][0]], words[0])
         return own(words[1:])
     is_rerun = words[:1] == ["rerun"] and "--" in words
     end = words.index("--") if is_rerun else len(words)  # what follows belongs to the command that runs again
-    parsed = parser.parse_args(words[:end])
+    parsed, unknown = parser.parse_known_args(words[:end])
+    if unknown:
+        return fail(words[0], _what_is_wrong(unknown[0], words[0], commands[words[0]]), WRONG_USE)
     parsed.more = words[end + 1 :]
     try:
         code = parsed.command(parsed)
@@ -140,6 +156,15 @@ def _run(parser: argparse.ArgumentParser, words: list[str], modules: Mapping[str
         return 0
     except LuminosityError as error:
         return fail(words[0], error, WRONG_USE)
+
+
+def _what_is_wrong(word: str, name: str, command: argparse.ArgumentParser) -> str:
+    """Return an error about a word that a command does not take."""
+    if not word.startswith("-"):
+        return f"found {word!r} after all that the command takes; see `lum {name} --help`"
+    option = word.partition("=")[0]
+    known = [each for action in command._actions for each in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+    return f"there is no option {option}; {did_you_mean(option, known) or f'see `lum {name} --help`'}"
 
 
 if __name__ == "__main__":

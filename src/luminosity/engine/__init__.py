@@ -1,1 +1,1 @@
-"""``LuminosityRunner``: a Beam runner for one machine, with one pool of workers per kind of resource."""
+"""``LuminosityRunner``: a Beam runner for one machine or a Ray cluster, with a pool of workers per kind of resource."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Generator, Mapping
 from types import FrameType
 from typing import NoReturn
 
-from luminosity._shared.user_code import from_user_code
+from luminosity._shared.user_code import from_user_code, is_users
 from luminosity.errors import LuminosityError
 from luminosity.runs.manifest.masking import mask_text
 
@@ -81,8 +81,10 @@ def fail(command: str, error: LuminosityError | str, status: int) -> int:
 
 def script_failed(error: Exception) -> int:
     """Print an exception of the user's script as Python does, from the script's own frames on; return the exit code."""
-    error = error.with_traceback(from_user_code(error.__traceback__))
-    sys.excepthook(type(error), error, error.__traceback__)
+    trace = from_user_code(error.__traceback__)
+    if isinstance(error, SyntaxError) and trace is not None and not is_users(trace.tb_frame):
+        trace = None  # the script itself can't be compiled, so it has no frame; the error names the line
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
     return FAILED
 
 

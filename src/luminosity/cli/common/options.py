@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from luminosity.errors import RecordError
 
 __all__ = [
+    "HelpFormatter",
     "add_command",
     "add_folder_option",
     "at_least",
@@ -22,6 +24,13 @@ __all__ = [
 ]
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Prints descriptions as they are written, and breaks no line of an option's help at a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 def add_command(
     commands: Any, name: str, summary: str, description: str, epilog: str, usage: str | None = None
 ) -> argparse.ArgumentParser:
@@ -32,7 +41,7 @@ def add_command(
         help=summary,
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
 
 

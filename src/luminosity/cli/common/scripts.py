@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import runpy
 import sys
 from collections.abc import Generator
 from typing import Any
 
-from luminosity._shared.flags import RUNNER_FLAGS
+from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
 
 __all__ = ["is_yaml", "own_options", "problem", "run_script"]
 
 _RUNNER = "luminosity.LuminosityRunner"
+_NEAR = 0.85  # similarity of an option that is most likely misspelt: a letter is wrong, or "-" stands for "_"
 
 
 def run_script(script: str, options: list[str], runner: str = _RUNNER) -> None:
@@ -23,6 +25,8 @@ def run_script(script: str, options: list[str], runner: str = _RUNNER) -> None:
     Pipelines run on ``runner``, unless ``options`` or the script name another one.
     """
     runner = _apply(options, runner)
+    if not is_yaml(script):  # a pipeline in YAML refuses options that it does not know
+        _name_misspelt(options)
     sys.argv = [script, *options]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     with _runner_by_default(runner):
@@ -76,6 +80,16 @@ def problem(script: str) -> str:
     if os.path.isdir(script):
         return f"{script} is a folder"
     return "" if os.path.exists(script) else f"{script}: no such file"
+
+
+def _name_misspelt(options: list[str]) -> None:
+    """Print the options that are nearly those of the runner: the script may have an option like this, or no one."""
+    known = [f"--{flag.name}" for flag in (*RUNNER_FLAGS, *MODEL_FLAGS)]
+    for word in options[: options.index("--") if "--" in options else None]:
+        option = word.partition("=")[0]
+        near = difflib.get_close_matches(option, known, 1, _NEAR) if option.startswith("--") else []
+        if near and near[0] != option:
+            print(f"lum: {option} is left to the script; did you mean {near[0]!r}?", file=sys.stderr)
 
 
 def _apply(options: list[str], runner: str) -> str:

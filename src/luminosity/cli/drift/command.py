@@ -45,7 +45,7 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add the subcommand ``drift`` to the parser of ``lum``."""
-    parser = add_command(commands, "drift", "test whether embeddings have drifted", _DESCRIPTION, _EPILOG)
+    parser = add_command(commands, "drift", "test whether embeddings or columns have drifted", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "reference", metavar="REFERENCE", help="the sample to compare with: a file, a folder or a quoted pattern"
     )

@@ -33,9 +33,9 @@ NAME = "drift watch"
 _LONGEST_SLEEP_S = 60.0  # a clock that was set, or a machine that slept, is noticed after this time
 _DESCRIPTION = """\
 Look for drift on a schedule, or in a history that a pipeline with RecordDrift
-appends to. Alert by command or webhook when a key's state changes: drift
-begins, drift is over, no test for some time, tests again. CONFIG is a TOML
-file. Rounds go on until Ctrl-C.
+appends to. Alert by command or webhook when drift of a key begins or ends, when
+a key has not been tested for some time, and when it is tested again. CONFIG is a
+TOML file. Rounds go on until Ctrl-C.
 
 Exit codes with --once: 0 no key drifts or is missing, 3 one does, 1 a watch
 failed or an alert could not be delivered, 2 wrong usage or configuration.

@@ -9,7 +9,7 @@ from typing import Any
 from luminosity._shared.text import did_you_mean
 from luminosity.beam_fixes.lean_beam import import_beam
 from luminosity.cli.common.exits import FAILED, WRONG_USE, cancel_runs, fail
-from luminosity.cli.common.options import count
+from luminosity.cli.common.options import HelpFormatter, count
 from luminosity.cli.common.table_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
 from luminosity.engine.reporting.run_names import RunName
@@ -57,7 +57,7 @@ _TEXTS: dict[str, Any] = {
     "usage": "lum enrich IN OUT [--embed [NAME:]COLUMN=MODEL] [--classify [NAME:]COLUMN=MODEL] [options]",
     "description": _DESCRIPTION,
     "epilog": _EPILOG,
-    "formatter_class": argparse.RawDescriptionHelpFormatter,
+    "formatter_class": HelpFormatter,
 }
 
 

@@ -77,7 +77,8 @@ def add_to(commands: Any) -> None:
         type=number,
         default=_TOLERANCE,
         metavar="T",
-        help=f"largest difference of numbers, relative above 1, that counts as rounding (default: {_TOLERANCE:g})",
+        help="largest difference between two numbers that counts as rounding; of numbers above 1, a part of the "
+        f"number (default: {_TOLERANCE:g})",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_folder_option(parser)

@@ -1,7 +1,7 @@
 """Keys and values from bytes: texts, JSON, Avro and Protobuf, with or without a schema registry, and functions.
 
-A new format is a name in ``_format``, which returns the function that reads it. Writers have no formats: ``outgoing.py``
-takes bytes, texts and functions that return them.
+A new format is a name in ``_format``, which returns the function that reads it. Writers have no formats:
+``outgoing.py`` takes bytes, texts and functions that return them.
 """
 
 from __future__ import annotations
