@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ PARTITIONS = 32
 RECORD_BYTES = 200
 KEYS = 1_000
 
+_START_S = 60.0  # of a process that imports Beam, on a busy machine
+_END_S = 30.0
 _END = -1  # Kafka's number for the end of a partition, in the place of a timestamp
 _RETENTION_S = 5.0  # between two looks at partitions that keep their newest records only
 _TICK_S = 0.001  # how often the producer looks whether records are due
@@ -36,14 +39,21 @@ class _Process:
         command = [sys.executable, __file__, *self._arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.answer = self._process.stdout.readline().strip()
+        is_ready = select.select([self._process.stdout], [], [], _START_S)[0]
+        self.answer = self._process.stdout.readline().strip() if is_ready else ""
         if not self.answer:
+            self._process.kill()
+            self._process.wait(_END_S)
             raise RuntimeError(f"{' '.join(self._arguments)} did not start")
         _own.add(self._process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # which closes its input: it ends
+        try:
+            self._process.communicate(timeout=_END_S)  # which closes its input: it ends
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate(timeout=_END_S)
 
     @property
     def pid(self) -> int:
@@ -58,15 +68,15 @@ _own: set[int] = set()  # processes that are no part of the pipeline
 
 
 class BrokerProcess(_Process):
-    """librdkafka's mock broker, with the topics ``in`` and ``out``.
+    """librdkafka's mock broker, with the topics ``in`` and ``out`` of so many partitions.
 
     It keeps about 5 MB of a partition: older records vanish, so its memory is bounded. ``newest`` bounds the records of
     a partition as well. The mock broker searches a partition from its first record for each fetch, so if thousands of
     records came one by one, it is slow; real brokers have an index.
     """
 
-    def __init__(self, newest: int = 0) -> None:
-        super().__init__("broker", str(newest))
+    def __init__(self, newest: int = 0, partitions: int = PARTITIONS) -> None:
+        super().__init__("broker", str(newest), str(partitions))
 
     @property
     def servers(self) -> str:
@@ -106,12 +116,12 @@ def stream(
     return pipeline.run()
 
 
-def consumer_of(servers: str, topic: str, **settings: Any) -> Consumer:
+def consumer_of(servers: str, topic: str, partitions: int = PARTITIONS, **settings: Any) -> Consumer:
     """Return a consumer of all partitions of a topic, from their beginning on."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "b", "auto.offset.reset": "earliest", "log_level": 2, **settings}
     )
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     return consumer
 
 
@@ -147,15 +157,15 @@ def _cpu(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:2])
 
 
-def _serve(newest: int) -> None:
-    with KafkaBroker({"in": PARTITIONS, "out": PARTITIONS}) as broker:
+def _serve(newest: int, partitions: int) -> None:
+    with KafkaBroker({"in": partitions, "out": partitions}) as broker:
         print(broker.bootstrap_servers, flush=True)
         is_over = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), is_over.set()), daemon=True).start()
         consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "ends", "log_level": 2})
         while not is_over.wait(_RETENTION_S if newest else None):
             for topic in ("in", "out"):
-                for partition in range(PARTITIONS):
+                for partition in range(partitions):
                     low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)
                     if high - low > newest:
                         broker.delete_records(topic, partition, high - newest)
@@ -182,6 +192,6 @@ def _produce(servers: str, per_second: float, linger_ms: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "broker":
-        _serve(int(sys.argv[2]))
+        _serve(int(sys.argv[2]), int(sys.argv[3]))
     else:
         _produce(sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))

@@ -55,7 +55,12 @@ def main(sides: dict[str, Side], report: Callable[[Results], None], rounds: int 
             except (subprocess.SubprocessError, ValueError, StopIteration) as error:
                 print(f"FAILED: {name}: {error}")
                 return
-    report({name: _medians(results) for name, results in measured.items()})
+    report({name: medians(results) for name, results in measured.items()})
+
+
+def medians(results: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure over the rounds."""
+    return {name: median(result[name] for result in results) for name in results[0]}
 
 
 def print_table(results: Results) -> None:
@@ -127,7 +132,3 @@ def _module_path() -> str:
     """Beam's worker processes import this module, too, and don't know where the script lies."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(Path(__file__).resolve().parent), *([inherited] if inherited else [])])
-
-
-def _medians(results: list[dict[str, float]]) -> dict[str, float]:
-    return {name: median(result[name] for result in results) for name in results[0]}

@@ -15,7 +15,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from luminosity import RunInference
 
 _SEEDS = 16
-_ROWS_PER_SEED = 62_500
+_ROWS = 1_000_000  # a multiple of the seeds
 _WEIGHTS = (1, 2, 3, 4)
 
 
@@ -29,27 +29,26 @@ class LinearModel(ModelHandler[np.ndarray, PredictionResult, np.ndarray]):
         return map(PredictionResult, batch, np.stack(batch) @ model)
 
 
-def rows(seed: int) -> Iterable[np.ndarray]:
-    for i in range(_ROWS_PER_SEED):
+def rows(seed: int, count: int) -> Iterable[np.ndarray]:
+    for i in range(count):
         yield np.array((seed, i, 1, 0))
 
 
-def build(pipeline: beam.Pipeline, transform: Callable[[LinearModel], Any] = base.RunInference) -> None:
+def build(
+    pipeline: beam.Pipeline, transform: Callable[[LinearModel], Any] = base.RunInference, total: int = _ROWS
+) -> None:
+    count = total // _SEEDS
     predictions = (
         pipeline
         | beam.Create(range(_SEEDS))
         | beam.Reshuffle()
-        | "Rows" >> beam.FlatMap(rows)
+        | "Rows" >> beam.FlatMap(rows, count)
         | transform(LinearModel())
         | "Value" >> beam.Map(lambda result: int(result.inference))
     )
     by_seed, by_row, constant, _ = _WEIGHTS
-    expected = (
-        by_seed * sum(range(_SEEDS)) * _ROWS_PER_SEED
-        + by_row * sum(range(_ROWS_PER_SEED)) * _SEEDS
-        + constant * _SEEDS * _ROWS_PER_SEED
-    )
-    _measure.check_count_and_sum(predictions, _SEEDS * _ROWS_PER_SEED, expected)
+    expected = by_seed * sum(range(_SEEDS)) * count + by_row * sum(range(count)) * _SEEDS + constant * _SEEDS * count
+    _measure.check_count_and_sum(predictions, _SEEDS * count, expected)
 
 
 def report(results: _measure.Results) -> None:

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 from statistics import median
 
 import _measure
+import _others
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -30,32 +30,18 @@ OTHERS = ["daft==0.7.26", "ray[data]==2.60.0", "numpy==2.4.6", "pyarrow==25.0.1"
 
 HERE = Path(__file__).parent
 SIDES = HERE / "quick"
-PLACE = Path(tempfile.gettempdir()) / "quick-predictions"
 
 
-def make_table(folder: Path, weights: Path) -> None:
+def make_table(folder: Path, weights: Path, total: int = ROWS) -> None:
     generator = np.random.default_rng(0)
     np.save(weights, generator.normal(size=FEATURES))
     folder.mkdir()
     for number in range(FILES):
-        rows = ROWS // FILES
+        rows = total // FILES
         features = generator.normal(size=(rows, FEATURES)).astype(np.float32)
         columns = {"id": np.arange(number * rows, (number + 1) * rows)}
         columns.update({f"f{place}": features[:, place] for place in range(FEATURES)})
         pq.write_table(pa.table(columns), folder / f"part-{number}.parquet", row_group_size=rows // 2)
-
-
-def other_python() -> str:
-    """Return the Python of the environment with Daft and Ray, which is made once."""
-    folder = PLACE / f"others-{'-'.join(OTHERS).replace('[data]', '')}"
-    if not (folder / "ready").exists():
-        print("Installing Daft and Ray: once, about a minute", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*pip, *OTHERS], check=True, timeout=900)
-        (folder / "ready").touch()
-    return str(folder / "bin" / "python")
 
 
 def check(target: Path, source: Path, weights: Path) -> None:
@@ -87,8 +73,7 @@ def timed(command: list[str], target: Path, source: Path, weights: Path) -> floa
 
 
 def main() -> None:
-    PLACE.mkdir(exist_ok=True)
-    python, others = sys.executable, other_python()
+    python, others = sys.executable, _others.python_with(*OTHERS)
     lum = str(Path(python).parent / "lum")
     commands = {
         "numpy": [python, str(SIDES / "by_numpy.py")],
@@ -96,7 +81,7 @@ def main() -> None:
         "Luminosity": [lum, "run", str(SIDES / "by_luminosity.py"), "--progress=off"],
         "Ray Data": [others, str(SIDES / "by_ray.py")],
     }
-    with tempfile.TemporaryDirectory(dir=PLACE) as folder:
+    with tempfile.TemporaryDirectory(dir=_others.PLACE) as folder:
         source, weights = Path(folder) / "source", Path(folder) / "weights.npy"
         make_table(source, weights)
         seconds: dict[str, list[float]] = {name: [] for name in commands}
