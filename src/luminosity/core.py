@@ -173,38 +173,9 @@ class InferenceMetrics:
         "batch_ms"  # how the names of counters of batches by their time begin, see luminosity._shared.kafka_metrics
     )
 
-    ALL: Final = frozenset(
-        {
-            EXAMPLES,
-            BATCHES,
-            USEFUL_COST,
-            PADDED_COST,
-            BUDGET_COST,
-            QUEUE_WAIT,
-            PREPARE,
-            COLLATE,
-            TRANSFER,
-            COMPUTE,
-            RETURN,
-            DEVICE_BUSY,
-            OUT_OF_MEMORY,
-            CUT_TEXTS,
-            REQUESTS,
-            RETRIES,
-            THROTTLED,
-            RETRY_WAIT,
-            LOADS,
-            LOAD,
-            MODEL_BYTES,
-            LINE_BATCHES,
-            LINE_COST,
-            LINE_SECONDS,
-            LINE_COST_SQUARED,
-            LINE_COST_SQUARED + HIGH,
-            LINE_PRODUCT,
-            LINE_PRODUCT + HIGH,
-        }
-    )
+    ALL: Final = frozenset[str](
+        value for name, value in vars().items() if name.isupper() and name not in ("HIGH", "LATENCY")
+    ) | {LINE_COST_SQUARED + HIGH, LINE_PRODUCT + HIGH}
 
 
 def usable_cores() -> int:
