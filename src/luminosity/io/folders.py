@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Generator
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked
 from luminosity.errors import Fix, StoreError
 
 __all__ = ["copy_folder", "lock_file", "lock_folder", "why_not_writable"]

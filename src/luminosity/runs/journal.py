@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from luminosity._shared.shared_folders import is_own_file
+from luminosity._shared.shared_files import is_own_file
 
 __all__ = [
     "IN_CHECKPOINT",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from luminosity._shared.shared_folders import who_else_writes
+from luminosity._shared.shared_files import who_else_writes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 from luminosity.runs import journal, records
 from luminosity.runs.journal import NUMBER, JournalWriter, path_beside

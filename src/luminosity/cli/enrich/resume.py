@@ -22,7 +22,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityOptions
-from luminosity._shared.digests import file_digest, text_digest
+from luminosity._shared.shared_files import file_digest, text_digest
 from luminosity._shared.text import list_some
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.core import InferenceMetrics

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from luminosity._shared.locks import locked, try_lock, unlock
+from luminosity._shared.shared_files import locked, try_lock, unlock
 from luminosity.errors import DriftError
 
 __all__ = [

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked
 from luminosity._shared.text import format_bytes
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine

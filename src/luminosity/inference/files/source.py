@@ -17,7 +17,7 @@ from typing import Any
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._shared.digests import file_digest
+from luminosity._shared.shared_files import file_digest
 from luminosity.errors import ModelUnavailable, may_pass
 
 __all__ = ["Source", "SourceFile", "damage", "download", "find", "fsync", "model_path"]

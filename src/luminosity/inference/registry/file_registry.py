@@ -26,7 +26,7 @@ from typing import Any, cast
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked
 from luminosity._shared.text import did_you_mean, first_line, list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.files.local import local_copy

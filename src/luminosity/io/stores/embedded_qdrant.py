@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._shared.locks import try_lock
+from luminosity._shared.shared_files import try_lock
 from luminosity.errors import InvalidArgument, StoreError, may_pass
 from luminosity.extras import require
 from luminosity.io.folders import copy_folder, lock_file, why_not_writable

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from luminosity._shared.shared_folders import is_own_file
+from luminosity._shared.shared_files import is_own_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import RecordError
 from luminosity.runs.manifest import surroundings
