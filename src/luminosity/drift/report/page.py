@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from luminosity.drift.history import PastTest
-from luminosity.drift.result import DriftResult
+from luminosity.drift.result import DriftResult, PastTest
 from luminosity.errors import DriftError
 from luminosity.report_page.axes import Frame, Scale, drawing
 from luminosity.report_page.document import document, headline, section, settings_section

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from luminosity._shared.text import shorten
-from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.mmd.mmd_result import MMDTestResult
 from luminosity.drift.mmd.witness import Extremes, find_extremes, strongest_kernel
 from luminosity.drift.pca import PCA
 from luminosity.drift.report.page import Contents, page
-from luminosity.drift.result import Details, Progress
+from luminosity.drift.result import Details, PastTest, Progress
 from luminosity.drift.rows import as_rows, same_width
 from luminosity.errors import DriftError
 from luminosity.report_page.axes import Frame, Scale, drawing, with_room
