@@ -115,7 +115,7 @@ def _run(script: str, options: list[str]) -> int:
     try:
         run_script(script, options)
     except LuminosityError as error:
-        if is_wrong_file(script, error):
+        if is_wrong_file(error, script):
             return fail("run", error, WRONG_USE)
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return fail("run", message, FAILED)  # the remedy for Python: the user has the script

@@ -204,4 +204,4 @@ class RowCollector(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         self.flush()
-        return self.__dict__
+        return dict(self.__dict__)

@@ -77,7 +77,7 @@ def tell_ending(
     """
     if isinstance(ending, KeyboardInterrupt):
         return interrupted(command)
-    if is_wrong_file(script, ending):
+    if is_wrong_file(ending, script):
         return fail(command, ending, WRONG_USE)
     if isinstance(ending, LuminosityError):
         return fail(command, str(ending), FAILED)  # the remedy for Python: the user has the script
@@ -103,7 +103,7 @@ def tell_ending(
     return fail(command, f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
 
 
-def is_wrong_file(script: str, error: BaseException | None) -> TypeGuard[LuminosityError]:
+def is_wrong_file(error: BaseException | None, script: str) -> TypeGuard[LuminosityError]:
     """Return whether an error is one of a file in YAML, which is input of the command, or of its options."""
     return is_yaml(script) and isinstance(error, OptionError | PipelineFileError)
 
