@@ -1,4 +1,4 @@
-"""Files that processes and users share: advisory locks, digests, and whether others can write to a folder.
+"""Files that processes and users share: locks, files that are replaced whole, digests, and who can write to a folder.
 
 The locks of open files and folders hold between the processes and threads of one machine. The kernel releases a lock
 when its holder dies. Digests are SHA-256, in hexadecimal digits.
@@ -18,7 +18,17 @@ import stat
 import time
 from collections.abc import Generator
 
-__all__ = ["file_digest", "is_own_file", "locked", "text_digest", "try_lock", "unlock", "who_else_writes"]
+__all__ = [
+    "file_digest",
+    "is_own_file",
+    "locked",
+    "replace_file",
+    "sync_file",
+    "text_digest",
+    "try_lock",
+    "unlock",
+    "who_else_writes",
+]
 
 _POLL_S = 0.02  # short beside any work done under a lock, long enough to cost no CPU time
 _CHUNK = 1 << 20  # bytes that are read at once
@@ -56,6 +66,39 @@ def locked(descriptor: int, timeout_s: float, poll_s: float = _POLL_S) -> Genera
         yield
     finally:
         unlock(descriptor)
+
+
+def replace_file(
+    path: str | os.PathLike[str],
+    content: str | bytes,
+    *,
+    is_private: bool = False,
+    has_writers: bool = False,
+    is_synced: bool = False,
+) -> None:
+    """Write a file in one move: readers find the old content or the new one, never a part of it.
+
+    Until then, the content is in a file with ``.unfinished`` behind its name. Pass ``is_private`` if only this user may
+    read the file, ``has_writers`` if several processes may write it at once, and ``is_synced`` if the content must
+    survive a power loss.
+    """
+    unfinished = f"{os.fspath(path)}{f'.{os.getpid()}' if has_writers else ''}.unfinished"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(unfinished, flags, 0o600 if is_private else 0o666), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        if is_synced:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def sync_file(path: str) -> None:
+    """Make a file, or the names in a folder, survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from luminosity._shared.shared_files import replace_file
 from luminosity._shared.text import list_some
 from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail
 from luminosity.cli.common.options import add_command
@@ -134,9 +135,7 @@ def _write(job: CheckedJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     body = json.dumps(job.job, indent=2, sort_keys=True, default=str) + "\n"
     for name, content in ((_pipeline_file(), job.pipeline), (_JOB_FILE, body.encode())):
-        unfinished = folder / f"{name}.unfinished"
-        unfinished.write_bytes(content)
-        unfinished.replace(folder / name)
+        replace_file(folder / name, content)
 
 
 def _foreign_files(folder: Path) -> str:
