@@ -263,15 +263,11 @@ def _dot(x: Scale, y: Scale, point: Any, kind: str, radius: float) -> Markup:
 
 
 def _legend(reference: int, current: int, rings: bool) -> Markup:
-    entries = [("dot reference", f"reference ({reference:,} rows)"), ("dot current", f"current ({current:,} rows)")]
-    parts: list[Markup] = []
-    at = _FRAME.right
-    for kind, text in reversed([*entries, *([("ring", "rows shown below")] if rings else [])]):
-        at -= 7.2 * len(text)
-        parts.append(element("text", text, x=at, y=20))
-        parts.append(element("circle", cx=at - 12, cy=16, r=5 if kind == "ring" else 4, class_=f"{kind} key"))
-        at -= 36
-    return joined(parts)
+    return _FRAME.legend(
+        ("dot reference key", f"reference ({reference:,} rows)", 4),
+        ("dot current key", f"current ({current:,} rows)", 4),
+        *([("ring key", "rows shown below", 5)] if rings else []),
+    )
 
 
 def _histograms(reference: Any, current: Any) -> Markup:
