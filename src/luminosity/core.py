@@ -29,11 +29,13 @@ __all__ = [
     "InferenceMetrics",
     "WorkerShare",
     "machine_ram_bytes",
+    "process_began",
     "resident_bytes",
     "usable_cores",
 ]
 
 _STATM = "/proc/self/statm"
+_START_TIME = 19  # its place in /proc/PID/stat, counted from the field after the command's name
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
 
@@ -173,38 +175,9 @@ class InferenceMetrics:
         "batch_ms"  # how the names of counters of batches by their time begin, see luminosity._shared.kafka_metrics
     )
 
-    ALL: Final = frozenset(
-        {
-            EXAMPLES,
-            BATCHES,
-            USEFUL_COST,
-            PADDED_COST,
-            BUDGET_COST,
-            QUEUE_WAIT,
-            PREPARE,
-            COLLATE,
-            TRANSFER,
-            COMPUTE,
-            RETURN,
-            DEVICE_BUSY,
-            OUT_OF_MEMORY,
-            CUT_TEXTS,
-            REQUESTS,
-            RETRIES,
-            THROTTLED,
-            RETRY_WAIT,
-            LOADS,
-            LOAD,
-            MODEL_BYTES,
-            LINE_BATCHES,
-            LINE_COST,
-            LINE_SECONDS,
-            LINE_COST_SQUARED,
-            LINE_COST_SQUARED + HIGH,
-            LINE_PRODUCT,
-            LINE_PRODUCT + HIGH,
-        }
-    )
+    ALL: Final = frozenset[str](
+        value for name, value in vars().items() if name.isupper() and name not in ("HIGH", "LATENCY")
+    ) | {LINE_COST_SQUARED + HIGH, LINE_PRODUCT + HIGH}
 
 
 def usable_cores() -> int:
@@ -240,3 +213,17 @@ def resident_bytes() -> int:
     except FileNotFoundError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def process_began(pid: int) -> int | None:
+    """Return when a process started, in clock ticks; None if it does not run, or if the system does not tell.
+
+    The time tells a process from a later one that the kernel has given the same number. A process that has ended, but
+    whose parent has not noticed that, does not run.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from luminosity._shared.locks import try_lock
 from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE, LocalShare, ModelSizes
+from luminosity._shared.shared_files import try_lock
 from luminosity.core import WorkerShare
 
 

@@ -48,7 +48,9 @@ def test_a_job_is_described_and_nothing_is_sent(folder: Path) -> None:
     assert ["Double", "min_ram=3.725GiB"] in [line.split() for line in done.stdout.splitlines()]
     assert "Nothing is wrong with it" in done.stdout
     assert "the script goes on" in done.stderr
-    assert "after that, the script ended with FileNotFoundError: results. Nothing was run" in done.stderr
+    assert (
+        "after that, the script ended with FileNotFoundError: results (pipeline.py:10). Nothing was run" in done.stderr
+    )
     assert sorted(path.name for path in (folder / "job").iterdir()) == ["job.json", "pipeline.pb"]
     job = json.loads((folder / "job" / "job.json").read_text())
     pipeline = beam_runner_api_pb2.Pipeline.FromString((folder / "job" / "pipeline.pb").read_bytes())

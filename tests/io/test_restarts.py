@@ -18,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import LuminosityRunner, WriteLance, WriteQdrant, WriteTable
-from luminosity._shared.locks import try_lock
+from luminosity._shared.shared_files import try_lock
 from luminosity.core import TEMPORARY_FOLDER
 from luminosity.engine.options import EngineConfig
 from luminosity.errors import StoreError, WriteError

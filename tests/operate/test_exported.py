@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
-from luminosity.drift.history import DriftHistory, PastTest
+from luminosity.drift.history import DriftHistory
+from luminosity.drift.result import PastTest
 from luminosity.operate.prometheus import exporter as samples_module
 from luminosity.operate.prometheus import exporter as text_module
 from luminosity.operate.prometheus.catalog import CATALOG, markdown_table, series_names

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable
 from typing import TypeVar
 
-from luminosity._shared.digests import text_digest
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked, text_digest
 from luminosity.core import WorkerShare, machine_ram_bytes
 
 __all__ = [

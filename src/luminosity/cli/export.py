@@ -8,17 +8,16 @@ import json
 import os
 import sys
 import textwrap
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from luminosity._shared.shared_files import replace_file
 from luminosity._shared.text import list_some
-from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.exits import FAILED, NOT_READY, WRONG_USE, discard_output, fail
 from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import output_console
-from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
-from luminosity.errors import LuminosityError, OptionError, PipelineFileError
+from luminosity.cli.common.scripts import ending_of, own_options, problem, tell_ending
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,43 +102,10 @@ def export(words: list[str]) -> int:
         )
     from luminosity.dataflow.job import captured_pipelines
 
-    ending = None
     with captured_pipelines() as captured, contextlib.redirect_stdout(sys.stderr):
-        try:
-            run_script(script, options, _RUNNER)
-        except BaseException as error:
-            ending = error
-    code = _check_ending(ending, script, captured)
+        ending = ending_of(script, options, _RUNNER)
+    code = tell_ending("export", ending, script, has_pipeline=bool(captured), unseen="not checked")
     return code if code is not None else _report(captured, script, options, folder)
-
-
-def _check_ending(ending: BaseException | None, script: str, captured: list[CapturedPipeline]) -> int | None:
-    """Print how the script ended, if that is not as it should; return the exit code, or None to go on."""
-    if isinstance(ending, KeyboardInterrupt):
-        return interrupted("export")
-    if isinstance(ending, LuminosityError):
-        status = WRONG_USE if is_yaml(script) and isinstance(ending, OptionError | PipelineFileError) else FAILED
-        return fail("export", str(ending), status)
-    if isinstance(ending, SystemExit) and isinstance(ending.code, str):
-        print(ending.code, file=sys.stderr)  # as Python does
-    elif isinstance(ending, SystemExit) and not captured and (ending.code or {"-h", "--help"} & {*sys.argv}):
-        return int(ending.code or 0)  # the script has printed its help, or what is wrong with its options
-    if captured:
-        if isinstance(ending, Exception):
-            print(
-                f"lum export: after that, the script ended with {_first_line(ending)}. Nothing was run, so this is "
-                "expected if the script reads its results. Pipelines after that line are not checked.",
-                file=sys.stderr,
-            )
-        return None
-    if isinstance(ending, Exception):
-        script_failed(ending)
-        return fail("export", f"{script} failed before it ran a pipeline: {_first_line(ending)}", FAILED)
-    return fail("export", f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
-
-
-def _first_line(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
 
 
 def _report(captured: list[CapturedPipeline], script: str, options: list[str], folder: Path | None) -> int:
@@ -169,9 +135,7 @@ def _write(job: CheckedJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     body = json.dumps(job.job, indent=2, sort_keys=True, default=str) + "\n"
     for name, content in ((_pipeline_file(), job.pipeline), (_JOB_FILE, body.encode())):
-        unfinished = folder / f"{name}.unfinished"
-        unfinished.write_bytes(content)
-        unfinished.replace(folder / name)
+        replace_file(folder / name, content)
 
 
 def _foreign_files(folder: Path) -> str:

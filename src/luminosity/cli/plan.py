@@ -6,15 +6,13 @@ import argparse
 import contextlib
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity.cli.common.exits import FAILED, WRONG_USE, discard_output, fail, interrupted, script_failed
+from luminosity.cli.common.exits import FAILED, WRONG_USE, discard_output, fail
 from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import json_text
-from luminosity.cli.common.scripts import is_yaml, own_options, problem, run_script
-from luminosity.errors import LuminosityError, OptionError, PipelineFileError
+from luminosity.cli.common.scripts import ending_of, own_options, problem, tell_ending
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +83,7 @@ def plan(words: list[str]) -> int:
     from luminosity.engine.explain.dryrun import dry_runs
 
     with dry_runs() as runs, contextlib.redirect_stdout(sys.stderr):  # standard output is for the plan
-        ending = _run(script, options)
+        ending = ending_of(script, options)
     if runs:
         try:
             _show(runs, os.path.basename(script), own)
@@ -93,16 +91,7 @@ def plan(words: list[str]) -> int:
             discard_output()
         except OSError as error:
             return fail("plan", f"can't write {error.filename or 'to standard output'}: {error.strerror}", FAILED)
-    return _status(ending, script, has_plan=bool(runs))
-
-
-def _run(script: str, options: list[str]) -> BaseException | None:
-    """Run the script; return the exception that ended it, if any."""
-    try:
-        run_script(script, options)
-    except BaseException as ending:
-        return ending
-    return None
+    return tell_ending("plan", ending, script, has_pipeline=bool(runs), unseen="not shown") or 0
 
 
 def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
@@ -118,7 +107,8 @@ def _show(runs: list[DryRun], name: str, own: argparse.Namespace) -> None:
         title = name if len(runs) == 1 else f"{name}, pipeline {number} of {len(runs)}"
         plans[title] = explain(one.prepared, one.pipeline, is_full=own.all)
         if one.other_runner:
-            _note(f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it")
+            said = f"{title} is meant for {one.other_runner}; this is how LuminosityRunner would run it"
+            print(f"lum plan: {said}", file=sys.stderr)
     if own.json:
         print(json_text([plan_json(explanation, title) for title, explanation in plans.items()]))
     elif "-" not in (own.dot, own.svg):
@@ -150,44 +140,3 @@ def _print_hints(console: Console, config: EngineConfig) -> None:
         console.print(Text(sentence))
     if helped:
         console.print(Text("`lum advise` says more about the run.", "dim"))
-
-
-def _status(ending: BaseException | None, script: str, *, has_plan: bool) -> int:
-    """Print how the script ended, if it needs saying; return the exit code."""
-    if isinstance(ending, KeyboardInterrupt):
-        return interrupted("plan")
-    if is_yaml(script) and isinstance(ending, OptionError | PipelineFileError):
-        return fail("plan", ending, WRONG_USE)
-    if isinstance(ending, LuminosityError):
-        return fail("plan", str(ending), FAILED)  # the remedy for Python: the user has the script
-    if isinstance(ending, SystemExit):
-        if isinstance(ending.code, str):
-            print(ending.code, file=sys.stderr)  # as Python does
-        if not has_plan and (ending.code or {"-h", "--help"} & {*sys.argv}):
-            return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
-    elif ending is not None:
-        if not has_plan:
-            if isinstance(ending, Exception):
-                return script_failed(ending)
-            raise ending
-        where = _last_line(ending, script)
-        what = "".join(traceback.format_exception_only(ending)).strip()
-        _note(
-            f"after that, the script ended with {what} ({where}). Nothing was run, so this is expected if the script "
-            "reads its results. Pipelines after that line are not shown."
-        )
-        return 0
-    if not has_plan:
-        return fail("plan", f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
-    return 0
-
-
-def _last_line(ending: BaseException, script: str) -> str:
-    """Return the script's line that was running when it ended, or the last line of any file."""
-    frames = traceback.extract_tb(ending.__traceback__)
-    own = [frame for frame in frames if frame.filename == script] or frames
-    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
-
-
-def _note(message: str) -> None:
-    print(f"lum plan: {message}", file=sys.stderr)

@@ -13,9 +13,9 @@ from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
 from luminosity.beam_fixes.lean_beam import import_beam
 from luminosity.cli.common.exits import FAILED, WRONG_USE, fail, script_failed
 from luminosity.cli.common.options import add_command
-from luminosity.cli.common.scripts import is_yaml, problem, run_script
+from luminosity.cli.common.scripts import is_wrong_file, problem, run_script
 from luminosity.engine.workers.launcher import warm_up
-from luminosity.errors import LuminosityError, OptionError, PipelineFileError, ReplayError
+from luminosity.errors import LuminosityError, ReplayError
 
 if TYPE_CHECKING:
     from luminosity.engine.debugging.replay import Output
@@ -115,7 +115,7 @@ def _run(script: str, options: list[str]) -> int:
     try:
         run_script(script, options)
     except LuminosityError as error:
-        if is_yaml(script) and isinstance(error, OptionError | PipelineFileError):
+        if is_wrong_file(error, script):
             return fail("run", error, WRONG_USE)
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         return fail("run", message, FAILED)  # the remedy for Python: the user has the script

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity._shared.shared_folders import who_else_writes
+from luminosity._shared.shared_files import who_else_writes
 from luminosity.cli.common.exits import interrupted, was_terminated
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder
 from luminosity.drift.history import DriftHistory

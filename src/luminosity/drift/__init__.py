@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from luminosity.drift.compare import SampleComparison, compare_samples
     from luminosity.drift.contract import Comparison, DriftOption, DriftTest
     from luminosity.drift.distances import distance_blocks, pairwise_distances
-    from luminosity.drift.history import DriftHistory, PastTest
+    from luminosity.drift.history import DriftHistory
     from luminosity.drift.kernels import RBF, Aggregate, BlockKernel, Kernel, Laplacian, Linear, Polynomial, RowKernel
     from luminosity.drift.mmd.exact import mmd2, mmd_test
     from luminosity.drift.mmd.mmd_result import KernelResult, MMDTestResult
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from luminosity.drift.online.windowed_statistic import AutocorrelationWarning
     from luminosity.drift.pca import PCA, PCASums
     from luminosity.drift.report.write import write_report
-    from luminosity.drift.result import DriftResult
+    from luminosity.drift.result import DriftResult, PastTest
     from luminosity.drift.samples import (
         ColumnScale,
         PreparedSamples,

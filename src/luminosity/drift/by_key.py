@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity.drift.contract import Comparison, DriftTest
-from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Aggregate, Kernel
 from luminosity.drift.mmd_drift import MMDDrift
 from luminosity.drift.report.page import Contents, key_page
-from luminosity.drift.result import Details, DriftResult, Progress, Verdict, keys_html
+from luminosity.drift.result import Details, DriftResult, PastTest, Progress, Verdict, keys_html
 from luminosity.drift.samples import SampledRows, sample_rows
 from luminosity.errors import DriftError, InvalidType
 from luminosity.report_page.document import write_page

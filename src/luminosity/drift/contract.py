@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from luminosity.drift.history import PastTest
 from luminosity.drift.report.page import Contents, page
-from luminosity.drift.result import Details, DriftResult, Progress
+from luminosity.drift.result import Details, DriftResult, PastTest, Progress
 from luminosity.errors import DriftError, OptionError
 from luminosity.report_page.document import write_page
 from luminosity.report_page.markup import Markup

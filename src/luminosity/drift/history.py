@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
-from math import isfinite, nan
+from math import nan
 from typing import Any
 from urllib.parse import quote
 
 from luminosity._shared.text import list_some
-from luminosity.drift.result import DriftResult
+from luminosity.drift.result import MMD, PastTest, utc_text
 from luminosity.errors import DriftError
 
-__all__ = ["DETECTOR", "MMD", "MOST_ROWS", "DriftHistory", "PastTest", "Series", "utc_text"]
+__all__ = ["MOST_ROWS", "DriftHistory", "Series"]
 
-MMD = "mmd"  # the test of a row that names none
-DETECTOR = "detector"  # ``settings["kind"]`` of a row that comes from an alert of ``DetectDrift``
 MOST_ROWS = 100_000  # rows of repeated tests in a file: about 80 MB
 
 _APPLICATION = 0x4C554D44  # "LUMD" in the file's header marks a history of drift
@@ -62,115 +60,6 @@ _FROM_VERSION_1 = (
     "DROP TABLE old_tests",
     f"PRAGMA user_version = {_VERSION}",
 )
-
-
-@dataclass(frozen=True)
-class PastTest:
-    """One test in a history.
-
-    Tests with the same ``reference``, ``columns``, ``kernel`` and ``key`` can be compared. ``time`` is UTC in ISO 8601.
-    ``threshold`` is what the statistic must exceed to be called drift, if the result has that quantile. ``key`` is what
-    was tested of the columns, such as ``language=de``, or empty. ``statistic`` and ``mmd2`` are NaN if a key is gone or
-    new. ``verdict`` is that of the result.
-
-    These fields are for tests that are repeated, and None where they are unknown: the time interval of the window
-    (UTC, ISO 8601), the ``bandwidth`` that ``mmd2`` was computed with, ``floor_mmd2`` (the MMD² of the reference and a
-    held-out sample), the path of a ``report``, and ``recorded_at``, the time at which the row was written. Rows with
-    the same ``reference``, ``columns``, ``kernel``, ``key`` and ``once`` replace each other.
-
-    ``test`` is the name of the test. Tests other than ``"mmd"`` have their size of effect in ``effect``, in the unit
-    ``effect_name``, and NaN for ``mmd2``; ``size`` and ``size_name`` are those of any test.
-    """
-
-    time: str
-    reference: str
-    current: str
-    columns: str
-    kernel: str
-    statistic: float
-    threshold: float | None
-    mmd2: float
-    p_value: float
-    level: float
-    drift: bool
-    reference_rows: int
-    current_rows: int
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    key: str = ""
-    verdict: str = ""
-    window_start: str | None = None
-    window_end: str | None = None
-    bandwidth: float | None = None
-    floor_mmd2: float | None = None
-    report: str | None = None
-    recorded_at: str | None = None
-    once: str | None = None
-    test: str = MMD
-    effect: float | None = None
-    effect_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.verdict:
-            object.__setattr__(self, "verdict", "drift" if self.drift else "no drift")
-
-    @classmethod
-    def of(
-        cls,
-        result: DriftResult,
-        *,
-        reference: str,
-        current: str,
-        columns: str = "",
-        kernel: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        time: datetime | None = None,
-        key: str = "",
-    ) -> PastTest:
-        """Return the entry for a result.
-
-        ``kernel`` is the test's setup as you requested it, such as a kernel: a bandwidth chosen from the data differs
-        between tests.
-        """
-        return cls(
-            time=utc_text(time or datetime.now(timezone.utc)),
-            reference=reference,
-            current=current,
-            columns=columns,
-            kernel=kernel if kernel is not None else result.setup,
-            statistic=result.statistic,
-            threshold=result.threshold,
-            mmd2=result.effect if result.test == MMD else nan,
-            p_value=result.p_value,
-            level=result.level,
-            drift=result.drift,
-            reference_rows=result.reference_rows,
-            current_rows=result.current_rows,
-            settings=settings or {},
-            key=key,
-            verdict=result.verdict,
-            test=result.test,
-            effect=None if result.test == MMD or not isfinite(result.effect) else result.effect,
-            effect_name=None if result.test == MMD else result.effect_name,
-        )
-
-    @property
-    def size(self) -> float:
-        """How far apart the samples are, whatever the test: MMD², or ``effect``. NaN if nothing was compared."""
-        return self.mmd2 if self.test == MMD else nan if self.effect is None else self.effect
-
-    @property
-    def size_name(self) -> str:
-        """What ``size`` is called."""
-        return "MMD²" if self.test == MMD else self.effect_name or "effect"
-
-    @property
-    def by_detector(self) -> bool:
-        """Whether the row is an alert of ``DetectDrift``, which has a threshold and no p-value."""
-        return self.settings.get("kind") == DETECTOR
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary."""
-        return asdict(self)
 
 
 _NAMES = tuple(each.name for each in fields(PastTest))
@@ -372,15 +261,6 @@ def _add_columns(database: sqlite3.Connection) -> None:
             database.execute(f"ALTER TABLE tests ADD COLUMN {name} {kind}")
     database.execute(_ONCE_INDEX)
     database.execute(_SERIES_INDEX)
-
-
-def utc_text(time: datetime) -> str:
-    """Return a time as histories hold it: UTC in ISO 8601, with milliseconds.
-
-    >>> utc_text(datetime(2030, 1, 2, tzinfo=timezone.utc))
-    '2030-01-02T00:00:00.000+00:00'
-    """
-    return time.astimezone(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _application(database: sqlite3.Connection) -> int:

@@ -204,14 +204,8 @@ class Polynomial(Kernel):
 
 
 @dataclass(frozen=True)
-class RowKernel(Kernel):
-    """A kernel of your own: a pure JAX function of two rows that returns a number.
-
-    The function must be symmetric. If it is also positive definite, MMD² is a distance of distributions.
-
-    >>> import jax.numpy as jnp
-    >>> cosine = RowKernel(lambda x, y: x @ y / jnp.sqrt((x @ x) * (y @ y)))
-    """
+class OwnKernel(Kernel):
+    """The base class of kernels that call a function of yours, and have its name."""
 
     shift_invariant: ClassVar[bool] = False
     function: Callable[[Any, Any], Any]
@@ -220,6 +214,17 @@ class RowKernel(Kernel):
     def name(self) -> str:
         """The name of the kernel in results and messages."""
         return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+@dataclass(frozen=True)
+class RowKernel(OwnKernel):
+    """A kernel of your own: a pure JAX function of two rows that returns a number.
+
+    The function must be symmetric. If it is also positive definite, MMD² is a distance of distributions.
+
+    >>> import jax.numpy as jnp
+    >>> cosine = RowKernel(lambda x, y: x @ y / jnp.sqrt((x @ x) * (y @ y)))
+    """
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         """Return the kernel of each row of ``x`` with each row of ``y``."""
@@ -234,7 +239,7 @@ class RowKernel(Kernel):
 
 
 @dataclass(frozen=True)
-class BlockKernel(Kernel):
+class BlockKernel(OwnKernel):
     """A kernel of your own for strings, graphs or other objects: a function of two lists that returns a matrix.
 
     The matrix holds the kernel of each object of the first list with each object of the second. The function runs in
@@ -243,13 +248,7 @@ class BlockKernel(Kernel):
     >>> shared = BlockKernel(lambda a, b: [[len(set(x) & set(y)) for y in b] for x in a])
     """
 
-    shift_invariant: ClassVar[bool] = False
     function: Callable[[Sequence[Any], Sequence[Any]], Any]
-
-    @property
-    def name(self) -> str:
-        """The name of the kernel in results and messages."""
-        return getattr(self.function, "__name__", type(self.function).__name__)
 
     def values(self, parameters: Sequence[Any], x: Any, y: Any) -> Any:
         """Return the kernel of each object of ``x`` with each object of ``y``."""

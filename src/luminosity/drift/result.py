@@ -1,16 +1,35 @@
-"""The contract of a test's result: what a command, a report, a history and a watch ask of it."""
+"""The contract of a test's result: what a command, a report and a watch ask of it, and what a history keeps of it."""
 
 from __future__ import annotations
 
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from math import isfinite, nan
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from luminosity.report_page.document import STYLE
 from luminosity.report_page.markup import Markup, element, joined, plain
 
-__all__ = ["COLOURS", "SAME_ROWS", "Details", "DriftResult", "Progress", "Verdict", "chart_image", "keys_html"]
+__all__ = [
+    "COLOURS",
+    "DETECTOR",
+    "MMD",
+    "SAME_ROWS",
+    "Details",
+    "DriftResult",
+    "PastTest",
+    "Progress",
+    "Verdict",
+    "chart_image",
+    "keys_html",
+    "utc_text",
+]
+
+MMD = "mmd"  # the test of a row in a history that names none
+DETECTOR = "detector"  # ``settings["kind"]`` of a row that comes from an alert of ``DetectDrift``
 
 Verdict: TypeAlias = Literal["drift", "no drift", "too few rows", "gone", "new"]
 
@@ -147,6 +166,124 @@ class DriftResult(ABC):
     def charts(self) -> Sequence[Markup]:
         """Return the charts of a notebook's cell."""
         return []
+
+
+@dataclass(frozen=True)
+class PastTest:
+    """One test in a history.
+
+    Tests with the same ``reference``, ``columns``, ``kernel`` and ``key`` can be compared. ``time`` is UTC in ISO 8601.
+    ``threshold`` is what the statistic must exceed to be called drift, if the result has that quantile. ``key`` is what
+    was tested of the columns, such as ``language=de``, or empty. ``statistic`` and ``mmd2`` are NaN if a key is gone or
+    new. ``verdict`` is that of the result.
+
+    These fields are for tests that are repeated, and None where they are unknown: the time interval of the window
+    (UTC, ISO 8601), the ``bandwidth`` that ``mmd2`` was computed with, ``floor_mmd2`` (the MMD² of the reference and a
+    held-out sample), the path of a ``report``, and ``recorded_at``, the time at which the row was written. Rows with
+    the same ``reference``, ``columns``, ``kernel``, ``key`` and ``once`` replace each other.
+
+    ``test`` is the name of the test. Tests other than ``"mmd"`` have their size of effect in ``effect``, in the unit
+    ``effect_name``, and NaN for ``mmd2``; ``size`` and ``size_name`` are those of any test.
+    """
+
+    time: str
+    reference: str
+    current: str
+    columns: str
+    kernel: str
+    statistic: float
+    threshold: float | None
+    mmd2: float
+    p_value: float
+    level: float
+    drift: bool
+    reference_rows: int
+    current_rows: int
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    key: str = ""
+    verdict: str = ""
+    window_start: str | None = None
+    window_end: str | None = None
+    bandwidth: float | None = None
+    floor_mmd2: float | None = None
+    report: str | None = None
+    recorded_at: str | None = None
+    once: str | None = None
+    test: str = MMD
+    effect: float | None = None
+    effect_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.verdict:
+            object.__setattr__(self, "verdict", "drift" if self.drift else "no drift")
+
+    @classmethod
+    def of(
+        cls,
+        result: DriftResult,
+        *,
+        reference: str,
+        current: str,
+        columns: str = "",
+        kernel: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        time: datetime | None = None,
+        key: str = "",
+    ) -> PastTest:
+        """Return the entry for a result.
+
+        ``kernel`` is the test's setup as you requested it, such as a kernel: a bandwidth chosen from the data differs
+        between tests.
+        """
+        return cls(
+            time=utc_text(time or datetime.now(timezone.utc)),
+            reference=reference,
+            current=current,
+            columns=columns,
+            kernel=kernel if kernel is not None else result.setup,
+            statistic=result.statistic,
+            threshold=result.threshold,
+            mmd2=result.effect if result.test == MMD else nan,
+            p_value=result.p_value,
+            level=result.level,
+            drift=result.drift,
+            reference_rows=result.reference_rows,
+            current_rows=result.current_rows,
+            settings=settings or {},
+            key=key,
+            verdict=result.verdict,
+            test=result.test,
+            effect=None if result.test == MMD or not isfinite(result.effect) else result.effect,
+            effect_name=None if result.test == MMD else result.effect_name,
+        )
+
+    @property
+    def size(self) -> float:
+        """How far apart the samples are, whatever the test: MMD², or ``effect``. NaN if nothing was compared."""
+        return self.mmd2 if self.test == MMD else nan if self.effect is None else self.effect
+
+    @property
+    def size_name(self) -> str:
+        """What ``size`` is called."""
+        return "MMD²" if self.test == MMD else self.effect_name or "effect"
+
+    @property
+    def by_detector(self) -> bool:
+        """Whether the row is an alert of ``DetectDrift``, which has a threshold and no p-value."""
+        return self.settings.get("kind") == DETECTOR
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        return asdict(self)
+
+
+def utc_text(time: datetime) -> str:
+    """Return a time as histories hold it: UTC in ISO 8601, with milliseconds.
+
+    >>> utc_text(datetime(2030, 1, 2, tzinfo=timezone.utc))
+    '2030-01-02T00:00:00.000+00:00'
+    """
+    return time.astimezone(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def keys_html(results: Mapping[str, DriftResult], by: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 
-from luminosity._shared.locks import try_lock
+from luminosity._shared.shared_files import try_lock
 from luminosity.errors import OptionError
 
 __all__ = ["SHARED_MEMORY", "RunFolders", "make_locked", "remove_local"]

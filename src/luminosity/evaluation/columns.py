@@ -1,9 +1,10 @@
-"""Reads the columns of record batches: classes, numbers, and the values that slices have."""
+"""Reads the columns of record batches and rows: classes, numbers, and the values that slices have."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -15,6 +16,7 @@ from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import EvaluationError, Fix
 
 __all__ = [
+    "RowCollector",
     "batch_of_rows",
     "codes_of",
     "column_of",
@@ -28,6 +30,7 @@ __all__ = [
 ]
 
 _SHOWN_COLUMNS = 20  # names of columns in a message
+_ROWS_AT_ONCE = 4096  # rows that are not in batches are collected up to here
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Any:
@@ -171,3 +174,34 @@ def row_as_dict(row: Any) -> Mapping[str, Any]:
         f"found an element of type {type(row).__name__}, expected a pyarrow.RecordBatch, a dict, a beam.Row, a "
         "NamedTuple or a dataclass"
     )
+
+
+class RowCollector(ABC):
+    """Collects record batches and rows, of which some thousand become a batch. Can be pickled."""
+
+    def __init__(self, columns: Sequence[str] | None) -> None:
+        self._columns = columns
+        self._pending: list[Any] = []
+
+    @abstractmethod
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
+
+    def add(self, element: Any) -> None:
+        """Add a record batch, or one row: a dict, a Beam Row, a NamedTuple or a dataclass."""
+        if isinstance(element, pa.RecordBatch):
+            self.add_batch(element)
+            return
+        self._pending.append(element)
+        if len(self._pending) >= _ROWS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add the rows that were collected so far."""
+        if self._pending:
+            rows, self._pending = self._pending, []
+            self.add_batch(batch_of_rows(rows, self._columns))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.flush()
+        return dict(self.__dict__)

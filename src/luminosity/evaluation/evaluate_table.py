@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -12,14 +13,14 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.errors import EvaluationError
-from luminosity.evaluation.columns import batch_of_rows, codes_of, column_of, roots_of
+from luminosity.evaluation.columns import RowCollector, batch_of_rows, codes_of, column_of, roots_of
 from luminosity.evaluation.conclude import conclude
 from luminosity.evaluation.evaluation import Evaluation
 from luminosity.evaluation.result import Task
 from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_slices
 from luminosity.evaluation.state import EvaluationState
 
-__all__ = ["Evaluate", "batches_of", "evaluate", "evaluate_batches"]
+__all__ = ["Evaluate", "StateFn", "batches_of", "combined", "evaluate", "evaluate_batches"]
 
 _QUERY_SHARDS = 64  # groups of queries that are ranked independently
 
@@ -119,32 +120,51 @@ class Evaluate(beam.PTransform[Any, Any]):
                 | "Group" >> beam.GroupByKey()
                 | "Rank" >> beam.MapTuple(lambda _, batches: _ranked(batches, settings))
             )
-        combine = beam.CombineGlobally(_EvaluateFn(settings)).with_output_types(Evaluation)
-        is_global = isinstance(input_or_inputs.windowing.windowfn, GlobalWindows) and input_or_inputs.is_bounded
-        return collection | "Evaluate" >> (combine if is_global else combine.without_defaults())
+        return combined(collection, "Evaluate", _EvaluateFn(settings), Evaluation)
 
 
-class _EvaluateFn(beam.CombineFn):
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+def combined(collection: Any, label: str, combine_fn: beam.CombineFn, kind: type) -> Any:
+    """Combine all elements, or those of each window."""
+    combine = beam.CombineGlobally(combine_fn).with_output_types(kind)
+    is_global = isinstance(collection.windowing.windowfn, GlobalWindows) and collection.is_bounded
+    return collection | label >> (combine if is_global else combine.without_defaults())
 
-    def create_accumulator(self) -> EvaluationState:  # type: ignore[override]
-        return EvaluationState(self._settings)
 
-    def add_input(self, mutable_accumulator: EvaluationState, element: Any) -> EvaluationState:  # type: ignore[override]
-        if isinstance(element, EvaluationState):
+class StateFn(beam.CombineFn):
+    """Adds record batches, rows, or states of them to a state, which ``new`` makes."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._new = new
+
+    def create_accumulator(self) -> Any:
+        """Return an empty state."""
+        return self._new()
+
+    def add_input(self, mutable_accumulator: Any, element: Any) -> Any:
+        """Add a batch or a row, or merge a state."""
+        if isinstance(element, RowCollector):
             mutable_accumulator.merge(element)
         else:
             mutable_accumulator.add(element)
         return mutable_accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[EvaluationState]) -> EvaluationState:  # type: ignore[override]
-        merged = EvaluationState(self._settings)
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        """Merge states in a new one."""
+        merged = self._new()
         for each in accumulators:
             merged.merge(each)
         return merged
 
-    def extract_output(self, accumulator: EvaluationState) -> Evaluation:  # type: ignore[override]
+    def extract_output(self, accumulator: Any) -> Any:
+        """Return the state itself."""
+        return accumulator
+
+
+class _EvaluateFn(StateFn):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(partial(EvaluationState, settings))
+
+    def extract_output(self, accumulator: EvaluationState) -> Evaluation:
         return conclude(accumulator)
 
 

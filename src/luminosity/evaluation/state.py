@@ -10,15 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from luminosity.errors import EvaluationError, Fix
-from luminosity.evaluation.columns import (
-    batch_of_rows,
-    codes_of,
-    column_of,
-    is_boolean,
-    is_number,
-    is_text,
-    numbers_of,
-)
+from luminosity.evaluation.columns import RowCollector, codes_of, column_of, is_boolean, is_number, is_text, numbers_of
 from luminosity.evaluation.distinct_rows import DistinctRows
 from luminosity.evaluation.metrics import query_metrics
 from luminosity.evaluation.result import Task
@@ -29,7 +21,6 @@ __all__ = ["WHOLE", "EvaluationState", "split_groups"]
 WHOLE = (-1, None)  # the key of the whole table; slices have the number of their columns and a value
 _CODE_BITS = 20  # of each class in a group
 _MOST_CLASSES = 10_000  # more are numbers or ids
-_ROWS_AT_ONCE = 4096  # rows that are not in batches are collected up to here
 
 
 def split_groups(group: Any) -> tuple[Any, Any, Any]:
@@ -42,7 +33,7 @@ def _packed(label: Any, first: Any, second: Any) -> Any:
     return (label << (2 * _CODE_BITS)) | (first << _CODE_BITS) | second
 
 
-class EvaluationState:
+class EvaluationState(RowCollector):
     """Collects what an evaluation needs from record batches or rows.
 
     States of parts of a table can be merged in any order; the result is the same. Rankings need all rows of a query in
@@ -50,6 +41,7 @@ class EvaluationState:
     """
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.columns)
         self.settings = settings
         self.task: Task | None = "ranking" if settings.query is not None else settings.task
         self.rows = 0
@@ -59,22 +51,12 @@ class EvaluationState:
         self.classes: dict[Any, int] = {}
         self.has_numbers = False  # among the classes, not only True and False
         self._origin: dict[bool, str] = {}  # whether classes are texts: the column and its type
-        self._rows: list[Any] = []
         self._ranked: list[pa.RecordBatch] = []
-
-    def add(self, element: Any) -> None:
-        """Add a record batch, or one row: a dict, a Beam Row, a NamedTuple or a dataclass."""
-        if isinstance(element, pa.RecordBatch):
-            self._add_batch(element)
-            return
-        self._rows.append(element)
-        if len(self._rows) >= _ROWS_AT_ONCE:
-            self._flush()
 
     def merge(self, other: EvaluationState) -> None:
         """Add what another state has collected."""
-        self._flush()
-        other._flush()
+        self.flush()
+        other.flush()
         self._set_task(other.task)
         self.rows += other.rows
         self.skipped += other.skipped
@@ -102,7 +84,7 @@ class EvaluationState:
 
     def finish_queries(self) -> None:
         """Compute the metrics of each query. After this, no rows may be added."""
-        self._flush()
+        self.flush()
         if not any(batch.num_rows for batch in self._ranked):
             return
         batches, self._ranked = self._ranked, []
@@ -117,16 +99,8 @@ class EvaluationState:
             )
             self._table(key, found.shape[1]).add(np.zeros(len(found), np.int64), found)
 
-    def __getstate__(self) -> dict[str, Any]:
-        self._flush()
-        return self.__dict__
-
-    def _flush(self) -> None:
-        if self._rows:
-            rows, self._rows = self._rows, []
-            self._add_batch(batch_of_rows(rows, self.settings.columns))
-
-    def _add_batch(self, batch: pa.RecordBatch) -> None:
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
         settings = self.settings
         columns = {name: column_of(batch, name) for name in settings.columns}
         if not batch.num_rows:

@@ -1,4 +1,4 @@
-"""Folders of this machine: whether files can be made there, locks on folders and files, and copies of folders."""
+"""Folders of this machine: whether files can be made there, locks, copies, and folders that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import os
 import shutil
 from collections.abc import Generator
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked, try_lock
 from luminosity.errors import Fix, StoreError
 
-__all__ = ["copy_folder", "lock_file", "lock_folder", "why_not_writable"]
+__all__ = ["ReplacedFolder", "copy_folder", "lock_file", "lock_folder", "why_not_writable"]
 
 _CHUNK_BYTES = 4 << 20  # copied at once: more would not be faster
 _PID_BYTES = 20  # more than any process id has
@@ -86,6 +86,61 @@ def lock_file(path: str, timeout: float) -> Generator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
+
+
+class ReplacedFolder:
+    """A folder that the processes of this machine use in turns, and that writers may replace as a whole.
+
+    Locks are files beside it. A new content is built in ``unfinished``, so that a process that is killed leaves no half
+    of it.
+    """
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self.path = path
+        self.unfinished = f"{path}.unfinished"
+        self._replaced = f"{path}.replaced"  # the old folder while the new one takes its place
+        self._timeout_s = timeout_s
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a folder."""
+        return os.path.isdir(self.path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[None]:
+        """Hold the lock of the folder, to open it or to put another in its place."""
+        with lock_file(f"{self.path}.lock", self._timeout_s):
+            if os.path.isdir(self._replaced):  # A process was killed while it swapped the folders.
+                if self.exists:
+                    shutil.rmtree(self._replaced, ignore_errors=True)
+                else:
+                    os.rename(self._replaced, self.path)
+            yield
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of writers: a write between the copy and the swap of another process would be lost."""
+        return lock_file(f"{self.path}.writing", self._timeout_s)
+
+    def writer(self) -> int | None:
+        """Return the id of the process that writes at this moment, if there is one."""
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(f"{self.path}.writing", os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, descriptor)
+            if not try_lock(descriptor):
+                pid = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace")
+                return int(pid) if pid.isdigit() else None
+        return None
+
+    def remove_unfinished(self) -> None:
+        """Remove what a process that was killed, or that failed, has built."""
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+
+    def swap(self) -> None:
+        """Put the unfinished folder in the place of the old one. If this is killed half-way, ``locked`` undoes it."""
+        if self.exists:
+            os.rename(self.path, self._replaced)
+        os.rename(self.unfinished, self.path)
+        shutil.rmtree(self._replaced, ignore_errors=True)
 
 
 def copy_folder(source: str, destination: str) -> None:

@@ -13,12 +13,12 @@ import re
 from dataclasses import dataclass
 
 from luminosity._shared.text import shorten
+from luminosity.core import process_began
 from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, machine_name
 
 __all__ = ["RunOwner", "owner_in_name", "owner_of"]
 
 _NAME = re.compile(r"m(?P<machine>[0-9a-f]{6})-p(?P<pid>\d+)-t(?P<started>\d+)(?!\d)")
-_START_TIME = 19  # its place in /proc/PID/stat, counted from the field after the command's name
 _COMMAND_CHARACTERS = 80  # enough to recognise a command
 
 
@@ -43,7 +43,7 @@ class RunOwner:
     @classmethod
     def of(cls, pid: int) -> RunOwner:
         """Return a process of this machine."""
-        return cls(machine_name(), pid, _started(pid) or 0)
+        return cls(machine_name(), pid, process_began(pid) or 0)
 
     @classmethod
     def in_name(cls, name: str) -> RunOwner | None:
@@ -56,7 +56,7 @@ class RunOwner:
         if self.machine != machine_name():
             return None
         if self.started:
-            return _started(self.pid) == self.started
+            return process_began(self.pid) == self.started
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -90,16 +90,3 @@ def owner_of(identity: RunIdentity) -> RunOwner | CheckpointedRun:
 def owner_in_name(name: str) -> RunOwner | CheckpointedRun | None:
     """Return the owner that a name contains, or None if it contains none."""
     return CheckpointedRun.in_name(name) or RunOwner.in_name(name)
-
-
-def _started(pid: int) -> int | None:
-    """Return when a process started, or None if it does not run or the system does not tell.
-
-    A process that has ended and whose parent has not noticed yet does not run.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[_START_TIME])

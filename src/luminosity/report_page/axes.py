@@ -12,6 +12,7 @@ __all__ = ["Frame", "Scale", "drawing", "with_room"]
 
 _APART = 1e-12  # of a value: smaller differences come from rounding
 _NOTHING = 1e-300  # below it, floating-point numbers lose digits
+_CHARACTER = 7.2  # pixels of a character in a legend, about
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,16 @@ class Frame:
         ]
         label = element("text", title, x=8, y=self.top - 12, class_="title")
         return joined([*parts, label])
+
+    def legend(self, *entries: tuple[str, str, float]) -> Markup:
+        """Draw a legend above the frame, at its right: the class of each mark, its meaning and its radius."""
+        parts: list[Markup] = []
+        at = self.right
+        for kind, text, radius in reversed(entries):
+            at -= _CHARACTER * len(text)
+            parts += [element("text", text, x=at, y=20), element("circle", cx=at - 12, cy=16, r=radius, class_=kind)]
+            at -= 36
+        return joined(parts)
 
 
 def drawing(width: float, height: float, label: str, *parts: Markup) -> Markup:

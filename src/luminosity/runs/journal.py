@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from luminosity._shared.shared_folders import is_own_file
+from luminosity._shared.shared_files import is_own_file, replace_file
 
 __all__ = [
     "IN_CHECKPOINT",
@@ -186,12 +186,7 @@ _OLD_AFTER_S = 3600.0  # a request that no run has taken by then is of a run tha
 
 def send(folder: Path, run_id: str, action: Action) -> None:
     """Ask a run to do something. Replaces a request that the run has not seen yet. Does not wait."""
-    path = _path_of(folder, run_id)
-    unfinished = f"{path}.{os.getpid()}"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(action)
-    os.replace(unfinished, path)
+    replace_file(_path_of(folder, run_id), action, is_private=True, has_writers=True)
 
 
 class RequestFile:

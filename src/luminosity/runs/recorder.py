@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from luminosity._shared.shared_folders import who_else_writes
+from luminosity._shared.shared_files import replace_file, who_else_writes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
 from luminosity.runs import journal, records
 from luminosity.runs.journal import NUMBER, JournalWriter, path_beside
@@ -182,13 +181,8 @@ class Recorder:
             # The last one is complete: it is the state of the run until the next one comes.
             is_kept = bool(snapshots) and json.loads(snapshots[-1])[NUMBER] == self._newest[NUMBER]
             snapshots = [*snapshots[: len(snapshots) - is_kept], text_of(self._samples.fill(self._newest))]
-        unfinished = f"{self._path}{_UNFINISHED}"
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(
-                f'{content[:-1]},"happenings":[{",".join(happenings.kept)}],"snapshots":[{",".join(snapshots)}]}}'
-            )
-        os.replace(unfinished, self._path)
+        events = f'"happenings":[{",".join(happenings.kept)}],"snapshots":[{",".join(snapshots)}]'
+        replace_file(self._path, f"{content[:-1]},{events}}}", is_private=True)
 
 
 def _prune(folder: Path) -> None:

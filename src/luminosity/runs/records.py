@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from luminosity._shared.text import list_some
+from luminosity.core import process_began
 from luminosity.errors import RecordError
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, from_json, is_known
 from luminosity.runs.journal import NUMBER, Journal, path_beside, with_traceback
@@ -197,7 +198,7 @@ def find(folder: Path, wanted: str, *, only_last: bool = False) -> Record:
 
 def this_process() -> dict[str, Any]:
     """Return what identifies this process, so that a reader of the record can tell whether it still runs."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "began": _process_began(os.getpid())}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
 
 
 def contents(path: Path, events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -275,7 +276,7 @@ def is_alive(process: dict[str, Any], path: Path) -> bool:
         return False
     except PermissionError:
         return False  # the pid now belongs to another user's process
-    return _process_began(process["pid"]) == process["began"]
+    return _began(process["pid"]) == process["began"]
 
 
 def _written_at(path: Path) -> float:
@@ -285,15 +286,6 @@ def _written_at(path: Path) -> float:
     return max(times)
 
 
-def _process_began(pid: int) -> str:
-    """Return when a process started, in the kernel's unit, to tell it from a later process with the same pid.
-
-    Returns an empty string if the system does not report it, and "ended" for a process whose parent has not taken
-    notice of its end yet: its number stays in use for so long.
-    """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            words = file.read().rpartition(")")[2].split()
-        return "ended" if words[0] in "ZX" else words[19]
-    except OSError:
-        return ""
+def _began(pid: int) -> str:
+    """Return when a process began, as records have it. Empty if the system does not report it."""
+    return str(process_began(pid) or "")

@@ -24,7 +24,7 @@ from uuid import uuid4
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity._shared.locks import try_lock, unlock
+from luminosity._shared.shared_files import try_lock, unlock
 
 __all__ = [
     "META_KEY",

@@ -18,8 +18,8 @@ import pytest
 import luminosity.drift.watch.deliver as deliver
 from luminosity.cli.main import main
 from luminosity.drift import DriftHistory, PastTest, SampledRows
-from luminosity.drift.history import DETECTOR, utc_text
 from luminosity.drift.mmd_drift import MMDDrift
+from luminosity.drift.result import DETECTOR, utc_text
 from luminosity.drift.watch.config import read_config
 from luminosity.drift.watch.page_data import drift_data
 from luminosity.drift.watch.rounds import SMALL, RoundSettings, compare_round, judge

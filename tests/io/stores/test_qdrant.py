@@ -18,7 +18,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import WriteQdrant
 from luminosity.errors import StoreError
-from luminosity.io.folders import copy_folder, lock_file
+from luminosity.io.folders import ReplacedFolder, copy_folder, lock_file
 from luminosity.io.stores.address import StoreAddress
 from luminosity.io.stores.embedded_qdrant import EmbeddedCollection
 from luminosity.io.stores.kinds import open_store
@@ -239,7 +239,7 @@ def test_a_lock_held_too_long_names_its_holder(tmp_path: Path) -> None:
     collection = open_store(StoreAddress(str(tmp_path), "things", timeout=0.2), lambda: None)
     with (
         pytest.raises(StoreError, match=rf"process {os.getpid()} \(.*\) is writing it right now"),
-        collection._writing(),
+        ReplacedFolder(str(tmp_path / "things"), timeout_s=1.0).writing(),
     ):
         WriteQdrant(tmp_path, "things", vectors="vector", if_exists="replace").check_writable()
     with pytest.raises(StoreError, match=rf"waited 0.2 s for {tmp_path}/things.lock, which process {holder.pid} holds"):

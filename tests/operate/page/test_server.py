@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from luminosity.drift.history import DriftHistory, PastTest
+from luminosity.drift.history import DriftHistory
+from luminosity.drift.result import PastTest
 from luminosity.errors import OptionError
 from luminosity.events import BundleRetried, LogMessage, RunEnded, Snapshot, StageView, WorkerLost
 from luminosity.operate.cost.prices import load_prices

@@ -8,12 +8,15 @@ import difflib
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TypeGuard
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
+from luminosity.cli.common.exits import FAILED, WRONG_USE, fail, interrupted, script_failed
+from luminosity.errors import LuminosityError, OptionError, PipelineFileError
 
-__all__ = ["is_yaml", "own_options", "problem", "run_script"]
+__all__ = ["ending_of", "is_wrong_file", "own_options", "problem", "run_script", "tell_ending"]
 
 _RUNNER = "luminosity.LuminosityRunner"
 _NEAR = 0.85  # similarity of an option that is most likely misspelt: a letter is wrong, or "-" stands for "_"
@@ -57,6 +60,63 @@ def _runner_by_default(runner: str) -> Generator[None]:
         yield
     finally:
         argparse.ArgumentParser.parse_known_args = parse
+
+
+def ending_of(script: str, options: list[str], runner: str = _RUNNER) -> BaseException | None:
+    """Run a script as :func:`run_script` does; return the exception that ended it, if any."""
+    try:
+        run_script(script, options, runner)
+    except BaseException as ending:
+        return ending
+    return None
+
+
+def tell_ending(
+    command: str, ending: BaseException | None, script: str, *, has_pipeline: bool, unseen: str
+) -> int | None:
+    """Print how a script ended whose pipelines are not run, if that is not as it should be.
+
+    Returns the exit code of the command, or None if there is a pipeline to show. ``unseen`` says what happens to
+    pipelines after the end.
+    """
+    if isinstance(ending, KeyboardInterrupt):
+        return interrupted(command)
+    if is_wrong_file(ending, script):
+        return fail(command, ending, WRONG_USE)
+    if isinstance(ending, LuminosityError):
+        return fail(command, str(ending), FAILED)  # the remedy for Python: the user has the script
+    if isinstance(ending, SystemExit):
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)  # as Python does
+        if not has_pipeline and (ending.code or {"-h", "--help"} & {*sys.argv}):
+            return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
+    elif ending is not None:
+        said = "".join(traceback.format_exception_only(ending)).strip()
+        if not has_pipeline:
+            if not isinstance(ending, Exception):
+                raise ending
+            script_failed(ending)
+            return fail(command, f"{script} failed before it ran a pipeline: {said.splitlines()[0]}", FAILED)
+        print(
+            f"lum {command}: after that, the script ended with {said} ({_last_line(ending, script)}). Nothing was run, "
+            f"so this is expected if the script reads its results. Pipelines after that line are {unseen}.",
+            file=sys.stderr,
+        )
+    if has_pipeline:
+        return None
+    return fail(command, f"{script} ran no pipeline, expected a script that builds and runs one", FAILED)
+
+
+def is_wrong_file(error: BaseException | None, script: str) -> TypeGuard[LuminosityError]:
+    """Return whether an error is one of a file in YAML, which is input of the command, or of its options."""
+    return is_yaml(script) and isinstance(error, OptionError | PipelineFileError)
+
+
+def _last_line(ending: BaseException, script: str) -> str:
+    """Return the script's line that was running when it ended, or the last line of any file."""
+    frames = traceback.extract_tb(ending.__traceback__)
+    own = [frame for frame in frames if frame.filename == script] or frames
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}"
 
 
 def is_yaml(script: str) -> bool:

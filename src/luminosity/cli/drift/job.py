@@ -28,8 +28,9 @@ from luminosity.cli.drift.sources import (
 from luminosity.cli.drift.table_source import TableSource
 from luminosity.drift.by_key import KeyedComparison, compare_keys_with
 from luminosity.drift.contract import Comparison, DriftOption, DriftTest, check_options
-from luminosity.drift.history import DriftHistory, PastTest
+from luminosity.drift.history import DriftHistory
 from luminosity.drift.registry import drift_test, options_by_name
+from luminosity.drift.result import PastTest
 from luminosity.errors import DriftError, OptionError
 
 __all__ = ["run"]

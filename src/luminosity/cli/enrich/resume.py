@@ -22,7 +22,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityOptions
-from luminosity._shared.digests import file_digest, text_digest
+from luminosity._shared.shared_files import file_digest, replace_file, text_digest
 from luminosity._shared.text import list_some
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.core import InferenceMetrics
@@ -120,9 +120,7 @@ class ResumableRun:
         """
         self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        unfinished = self.folder / f"{_COMMAND}.unfinished"
-        unfinished.write_text(json.dumps(asdict(self.command)))
-        unfinished.replace(self.folder / _COMMAND)
+        replace_file(self.folder / _COMMAND, json.dumps(asdict(self.command)))
         if not self.is_resumed:
             CheckpointFolder(self.checkpoint_dir).close()  # not every network disk has locks and shared memory
         for other in self.others:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from luminosity._shared.shared_files import replace_file
 from luminosity._shared.text import did_you_mean
 from luminosity.cli.common.child import run_child
 from luminosity.cli.common.exits import FAILED, WRONG_USE, fail
@@ -247,9 +248,7 @@ def save_state(project: Project, step: Step, state: StepState | None) -> None:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({"format": _FORMAT, **asdict(state)}, indent=1))
-        os.replace(unfinished, path)
+        replace_file(path, json.dumps({"format": _FORMAT, **asdict(state)}, indent=1))
     except OSError as error:
         raise LuminosityError(f"{path} can't be written: {error}", fix="make the project's folder writable") from error
 

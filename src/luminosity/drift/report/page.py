@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from luminosity.drift.history import PastTest
-from luminosity.drift.result import DriftResult
+from luminosity.drift.result import DriftResult, PastTest
 from luminosity.errors import DriftError
 from luminosity.report_page.axes import Frame, Scale, drawing
 from luminosity.report_page.document import document, headline, section, settings_section
@@ -141,13 +140,10 @@ def _axis(places: Sequence[float], texts: Sequence[str]) -> Markup:
 
 def _legend(tests: Sequence[PastTest]) -> Markup:
     drifted = sum(test.drift for test in tests)
-    entries = [("drifted mark", f"drift ({drifted})"), ("steady mark", f"no drift ({len(tests) - drifted})")]
-    at, parts = _UPPER.right, list[Markup]()
-    for kind, text in reversed(entries):
-        at -= 7.2 * len(text)
-        parts += [element("text", text, x=at, y=20), element("circle", cx=at - 12, cy=16, r=_RADIUS, class_=kind)]
-        at -= 36
-    return joined(parts)
+    steady = len(tests) - drifted
+    return _UPPER.legend(
+        ("drifted mark", f"drift ({drifted})", _RADIUS), ("steady mark", f"no drift ({steady})", _RADIUS)
+    )
 
 
 _LIBRARIES = ("luminosity", "numpy")

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from luminosity._shared.text import shorten
-from luminosity.drift.history import PastTest
 from luminosity.drift.kernels import Kernel
 from luminosity.drift.mmd.mmd_result import MMDTestResult
 from luminosity.drift.mmd.witness import Extremes, find_extremes, strongest_kernel
 from luminosity.drift.pca import PCA
 from luminosity.drift.report.page import Contents, page
-from luminosity.drift.result import Details, Progress
+from luminosity.drift.result import Details, PastTest, Progress
 from luminosity.drift.rows import as_rows, same_width
 from luminosity.errors import DriftError
 from luminosity.report_page.axes import Frame, Scale, drawing, with_room
@@ -264,15 +263,11 @@ def _dot(x: Scale, y: Scale, point: Any, kind: str, radius: float) -> Markup:
 
 
 def _legend(reference: int, current: int, rings: bool) -> Markup:
-    entries = [("dot reference", f"reference ({reference:,} rows)"), ("dot current", f"current ({current:,} rows)")]
-    parts: list[Markup] = []
-    at = _FRAME.right
-    for kind, text in reversed([*entries, *([("ring", "rows shown below")] if rings else [])]):
-        at -= 7.2 * len(text)
-        parts.append(element("text", text, x=at, y=20))
-        parts.append(element("circle", cx=at - 12, cy=16, r=5 if kind == "ring" else 4, class_=f"{kind} key"))
-        at -= 36
-    return joined(parts)
+    return _FRAME.legend(
+        ("dot reference key", f"reference ({reference:,} rows)", 4),
+        ("dot current key", f"current ({current:,} rows)", 4),
+        *([("ring key", "rows shown below", 5)] if rings else []),
+    )
 
 
 def _histograms(reference: Any, current: Any) -> Markup:

@@ -20,7 +20,8 @@ from luminosity.drift.transforms.each_key import FAILED, Failures, MissingKeys
 from luminosity.drift.transforms.reference_source import ReadFiles
 from luminosity.errors import DriftError
 from luminosity.evaluation.columns import codes_of, column_of, plain_value, row_as_dict
-from luminosity.evaluation.description.describe_table import DescriptionState, SummariseFn, combined, state_of
+from luminosity.evaluation.description.describe_table import DescriptionState, SummariseFn, state_of
+from luminosity.evaluation.evaluate_table import combined
 
 __all__ = ["ColumnTest", "rows_by_key"]
 

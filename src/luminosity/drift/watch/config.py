@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from luminosity._shared.text import parse_duration
 from luminosity._shared.toml_tables import TomlTable, read_toml
 from luminosity.drift.contract import DriftTest
-from luminosity.drift.history import MMD
 from luminosity.drift.registry import DEFAULT_TEST, drift_test, options_by_name
+from luminosity.drift.result import MMD
 from luminosity.drift.watch.deliver import Target, command_target, webhook_target
 from luminosity.drift.watch.state import Silence, drift_folder
 from luminosity.errors import DriftError, OptionError

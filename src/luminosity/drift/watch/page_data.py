@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
-from luminosity.drift.history import DriftHistory, PastTest, Series
+from luminosity.drift.history import DriftHistory, Series
+from luminosity.drift.result import PastTest
 from luminosity.drift.watch.state import KeyState, WatchState, drift_folder, load_state, state_file
 from luminosity.errors import DriftError
 

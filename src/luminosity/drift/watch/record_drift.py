@@ -17,11 +17,11 @@ from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import IntervalWindow, WindowedValue
 
 from luminosity.drift.by_key import key_text
-from luminosity.drift.history import DETECTOR, MOST_ROWS, DriftHistory, PastTest, utc_text
+from luminosity.drift.history import MOST_ROWS, DriftHistory
 from luminosity.drift.mmd.mmd_result import MMDTestResult
 from luminosity.drift.online.detect_drift import DriftAlert
 from luminosity.drift.report.page import Contents, page, write_report_of_point
-from luminosity.drift.result import DriftResult
+from luminosity.drift.result import DETECTOR, DriftResult, PastTest, utc_text
 from luminosity.errors import DriftError
 from luminosity.report_page.document import write_page
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from luminosity.drift.by_key import compare_keys_with, key_text
 from luminosity.drift.contract import Comparison, DriftTest
-from luminosity.drift.history import DriftHistory, PastTest, utc_text
+from luminosity.drift.history import DriftHistory
 from luminosity.drift.report.page import write_report_of_point
-from luminosity.drift.result import DriftResult
+from luminosity.drift.result import DriftResult, PastTest, utc_text
 from luminosity.drift.watch.state import WatchMemory
 from luminosity.errors import DriftError
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from luminosity._shared.locks import locked, try_lock, unlock
+from luminosity._shared.shared_files import locked, replace_file, try_lock, unlock
 from luminosity.errors import DriftError
 
 __all__ = [
@@ -213,13 +213,8 @@ def _save(path: str | os.PathLike[str], state: WatchState) -> None:
         ],
         "pending": [[target, alert.as_dict()] for target, alert in state.pending[-MOST_ALERTS:]],
     }
-    temporary = f"{os.fspath(path)}.new"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, json.dumps(content, indent=1), is_synced=True)
     except OSError as error:
         raise DriftError(f"{path}: can't write the state of a watch; {error}") from None
 

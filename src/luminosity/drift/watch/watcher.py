@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from math import isfinite
 from typing import TypeAlias
 
-from luminosity.drift.history import DriftHistory, PastTest, utc_text
+from luminosity.drift.history import DriftHistory
 from luminosity.drift.registry import drift_test
+from luminosity.drift.result import PastTest, utc_text
 from luminosity.drift.watch.config import ANY_LEVEL, FileWatch, HistoryWatch, Watch, WatchConfig
 from luminosity.drift.watch.rounds import RoundSettings, Samples, compare_round, is_test, new_rounds, window_length
 from luminosity.drift.watch.state import (

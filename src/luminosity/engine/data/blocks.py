@@ -23,17 +23,34 @@ class RestoredContent(Protocol):
     """The data of blocks as a checkpoint has it: bytes, or a file."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """The number by which the checkpoint names it."""
+        ...
+
     @property
-    def data(self) -> bytes | None: ...
+    def data(self) -> bytes | None:
+        """The bytes, unless they are in a file."""
+        ...
+
     @property
-    def path(self) -> str | None: ...
+    def path(self) -> str | None:
+        """The file, unless the bytes are here."""
+        ...
+
     @property
-    def base(self) -> int: ...
+    def base(self) -> int:
+        """Where the data begins in the file."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """How many bytes there are, unpacked."""
+        ...
+
     @property
-    def is_packed(self) -> bool: ...
+    def is_packed(self) -> bool:
+        """Whether the file is compressed."""
+        ...
 
 
 class RemoteData(Protocol):

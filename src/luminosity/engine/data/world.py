@@ -78,16 +78,29 @@ class ManualClock:
 class Task(Protocol):
     """A thread, or what stands for one in a simulation."""
 
-    def join(self, timeout: float | None = None) -> None: ...
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, or until the timeout."""
+        ...
 
 
 class Mailbox(Protocol):
     """The queue of messages to the loop, with the methods of ``queue.SimpleQueue``."""
 
-    def put(self, item: Any) -> None: ...
-    def get(self, block: bool = True, timeout: float | None = None) -> Any: ...
-    def get_nowait(self) -> Any: ...
-    def empty(self) -> bool: ...
+    def put(self, item: Any) -> None:
+        """Add a message. Never blocks."""
+        ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the oldest message. Raises ``queue.Empty`` if there is none, after the timeout if ``block`` is set."""
+        ...
+
+    def get_nowait(self) -> Any:
+        """Return the oldest message. Raises ``queue.Empty`` if there is none."""
+        ...
+
+    def empty(self) -> bool:
+        """Return whether there is no message."""
+        ...
 
 
 StartThread = Callable[[Callable[[], None], str], Task]

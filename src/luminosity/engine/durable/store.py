@@ -14,8 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luminosity._shared.locks import try_lock
-from luminosity._shared.shared_folders import who_else_writes
+from luminosity._shared.shared_files import try_lock, who_else_writes
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.world import THIS_MACHINE, Clock
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from luminosity._shared.shared_files import sync_file
+
 __all__ = ["MARK", "SyncedLog", "sync_files"]
 
 MARK = "synced"
@@ -119,15 +121,6 @@ def boot_id() -> str:
         return Path(_BOOT_ID).read_text().strip()
     except OSError:
         return ""
-
-
-def sync_file(path: str) -> None:
-    """Make a file or folder survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_files(paths: Iterable[str]) -> None:

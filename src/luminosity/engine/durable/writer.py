@@ -145,17 +145,21 @@ class Collected:
         self.tokens: set[bytes] = set()
 
     def put(self, owner: str, key: bytes, value: bytes) -> None:
+        """Store a row of a part of the run."""
         self._changes.rows[owner, key] = value
 
     def remove(self, owner: str, key: bytes) -> None:
+        """Remove a row of a part of the run."""
         self._changes.rows[owner, key] = None
 
     def remove_all(self, owner: str) -> None:
+        """Remove all rows of a part of the run, also those of this checkpoint."""
         self._changes.cleared.add(owner)
         for row in [row for row in self._changes.rows if row[0] == owner]:
             del self._changes.rows[row]
 
     def refer(self, block: Block) -> BlockReference:
+        """Return what stands for a block in rows, and keep its content as long as the checkpoint needs it."""
         number = self._contents.number_of(block, self._changes)
         self.used.add(number)
         if block.token:

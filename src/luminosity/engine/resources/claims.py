@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked, replace_file
 from luminosity._shared.text import format_bytes
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import Machine
@@ -191,9 +191,7 @@ class Claim:
         ram = sum((pool.workers + pool.borrowed) * pool.ram_per_worker for pool in pools if id(pool) in asking)
         held = Held(self._name, os.getpid(), tuple(d for d in devices if not d.startswith(_DECLARED)), ram)
         path = self._path or folder / f"{os.getpid()}-{next(_numbers)}.json"
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({**asdict(held), "process": records.this_process()}))
-        os.replace(unfinished, path)
+        replace_file(path, json.dumps({**asdict(held), "process": records.this_process()}))
         self._path = path
 
 

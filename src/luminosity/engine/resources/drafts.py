@@ -16,13 +16,19 @@ class StageToPlace(Protocol):
     """What the sizing of pools has to know of a stage."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The id of the stage."""
+        ...
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """The names of its steps, in messages."""
+        ...
 
     @property
-    def is_source(self) -> bool: ...
+    def is_source(self) -> bool:
+        """Whether it reads from outside the pipeline."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -13,17 +14,16 @@ from apache_beam.pvalue import AsSingleton
 from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.errors import EvaluationError
-from luminosity.evaluation.columns import batch_of_rows, column_of
+from luminosity.evaluation.columns import RowCollector, column_of
 from luminosity.evaluation.description.changes import column_change
 from luminosity.evaluation.description.column_summary import ColumnSummary
 from luminosity.evaluation.description.result import ColumnDescription, Description, Histogram
-from luminosity.evaluation.evaluate_table import batches_of
+from luminosity.evaluation.evaluate_table import StateFn, batches_of, combined
 
 __all__ = [
     "Describe",
     "DescriptionState",
     "SummariseFn",
-    "combined",
     "describe",
     "describe_states",
     "state_of",
@@ -32,28 +32,17 @@ __all__ = [
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _BARS = 40  # of a histogram
 _TOP = 10  # most frequent values of a column
-_ROWS_AT_ONCE = 4096  # rows that are not in batches are collected up to here
 _WHOLE = 2.0**53  # whole numbers up to here are distinct as floating-point numbers
 _TAIL = 10.0  # a histogram ends at the outer percentiles if its ends lie more than this many of their distances apart
 
 
-class DescriptionState:
+class DescriptionState(RowCollector):
     """Collects the columns of record batches or rows. States can be merged in any order."""
 
     def __init__(self, columns: Sequence[str] | None = None) -> None:
+        super().__init__(columns)
         self.rows = 0
         self.summaries: dict[str, ColumnSummary] = {}
-        self._columns = columns
-        self._pending: list[Any] = []
-
-    def add(self, element: Any) -> None:
-        """Add a record batch, or one row: a dict, a Beam Row, a NamedTuple or a dataclass."""
-        if isinstance(element, pa.RecordBatch):
-            self._add_batch(element)
-            return
-        self._pending.append(element)
-        if len(self._pending) >= _ROWS_AT_ONCE:
-            self.flush()
 
     def merge(self, other: DescriptionState) -> None:
         """Add what another state has collected."""
@@ -63,23 +52,14 @@ class DescriptionState:
         for name, summary in other.summaries.items():
             self.summaries.setdefault(name, ColumnSummary()).merge(name, summary)
 
-    def flush(self) -> None:
-        """Add the rows that were collected so far."""
-        if self._pending:
-            rows, self._pending = self._pending, []
-            self._add_batch(batch_of_rows(rows, self._columns))
-
     def description(self) -> Description:
         """Return the description of everything that was added."""
         self.flush()
         columns = {name: _described(name, summary, self.rows) for name, summary in self.summaries.items()}
         return Description(self.rows, columns)
 
-    def __getstate__(self) -> dict[str, Any]:
-        self.flush()
-        return self.__dict__
-
-    def _add_batch(self, batch: pa.RecordBatch) -> None:
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch."""
         self.rows += batch.num_rows
         for name in batch.schema.names if self._columns is None else self._columns:
             self.summaries.setdefault(name, ColumnSummary()).add(name, column_of(batch, name))
@@ -230,34 +210,11 @@ class Describe(beam.PTransform[Any, Any]):
         return current | "Compare" >> beam.Map(describe_states, reference).with_output_types(Description)
 
 
-def combined(collection: Any, label: str, combine_fn: beam.CombineFn, kind: type) -> Any:
-    """Combine all elements, or those of each window."""
-    combine = beam.CombineGlobally(combine_fn).with_output_types(kind)
-    is_global = isinstance(collection.windowing.windowfn, GlobalWindows) and collection.is_bounded
-    return collection | label >> (combine if is_global else combine.without_defaults())
-
-
-class SummariseFn(beam.CombineFn):
+class SummariseFn(StateFn):
     """Summarises the columns of record batches or rows, in bounded memory."""
 
     def __init__(self, columns: Sequence[str] | None) -> None:
-        self._columns = columns
-
-    def create_accumulator(self) -> DescriptionState:  # type: ignore[override]
-        return DescriptionState(self._columns)
-
-    def add_input(self, mutable_accumulator: DescriptionState, element: Any) -> DescriptionState:  # type: ignore[override]
-        mutable_accumulator.add(element)
-        return mutable_accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[DescriptionState]) -> DescriptionState:  # type: ignore[override]
-        merged = DescriptionState(self._columns)
-        for each in accumulators:
-            merged.merge(each)
-        return merged
-
-    def extract_output(self, accumulator: DescriptionState) -> Any:  # type: ignore[override]
-        return accumulator
+        super().__init__(partial(DescriptionState, columns))
 
 
 class _DescribeFn(SummariseFn):

@@ -26,10 +26,11 @@ from urllib.parse import unquote, urlsplit
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
+from luminosity._shared.shared_files import sync_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
-from luminosity.inference.files.source import Source, damage, download, find, fsync, model_path
+from luminosity.inference.files.source import Source, damage, download, find, model_path
 from luminosity.inference.options import ModelCacheConfig
 
 __all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
@@ -228,7 +229,7 @@ class CacheFolder:
         try:
             yield partial
             os.rename(partial, entry)
-            fsync(self.path)
+            sync_file(self.path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

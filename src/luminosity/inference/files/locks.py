@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator
 
-from luminosity._shared.locks import try_lock, unlock
+from luminosity._shared.shared_files import try_lock, unlock
 from luminosity.errors import ModelUnavailable
 
 __all__ = ["exclusive", "shared", "try_exclusive"]

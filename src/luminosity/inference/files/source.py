@@ -17,10 +17,10 @@ from typing import Any
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes, FileMetadata
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._shared.digests import file_digest
+from luminosity._shared.shared_files import file_digest, sync_file
 from luminosity.errors import ModelUnavailable, may_pass
 
-__all__ = ["Source", "SourceFile", "damage", "download", "find", "fsync", "model_path"]
+__all__ = ["Source", "SourceFile", "damage", "download", "find", "model_path"]
 _MANIFEST = "manifest.json"
 _FILES = "files"
 
@@ -53,7 +53,7 @@ def write_manifest(entry: str, address: str, records: list[FileRecord]) -> None:
         json.dump({"source": address, "files": [asdict(record) for record in records]}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    fsync(entry)
+    sync_file(entry)
 
 
 def damage(entry: str, thorough: bool) -> str | None:
@@ -76,15 +76,6 @@ def damage(entry: str, thorough: bool) -> str | None:
         except OSError as error:
             return f"{record.relative} can't be read ({error.strerror})"
     return None
-
-
-def fsync(path: str) -> None:
-    """Write a file's contents, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_manifest(entry: str) -> list[FileRecord]:
@@ -222,7 +213,7 @@ def download(source: Source, into: str) -> None:
     if errors:
         raise errors[0]
     for folder, _, _ in os.walk(into):
-        fsync(folder)
+        sync_file(folder)
     write_manifest(into, source.address, records)
 
 

@@ -26,7 +26,7 @@ from typing import Any, cast
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from luminosity._shared.locks import locked
+from luminosity._shared.shared_files import locked, replace_file
 from luminosity._shared.text import did_you_mean, first_line, list_some
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.files.local import local_copy
@@ -222,12 +222,7 @@ def _write(address: str, registry: _Registry) -> None:
         with FileSystems.create(address, compression_type=CompressionTypes.UNCOMPRESSED) as file:
             file.write(encoded)
         return
-    unfinished = f"{address}.unfinished"
-    with open(unfinished, "wb") as file:
-        file.write(encoded)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, address)
+    replace_file(address, encoded, is_synced=True)
 
 
 def _absolute(address: str, path: str) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from luminosity._shared.digests import file_digest
+from luminosity._shared.shared_files import file_digest
 from luminosity.errors import InvalidArgument, ModelUnavailable
 from luminosity.inference.files.local import local_copy
 

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from luminosity.inference.handlers.http.kserve import HEADER_LENGTH
+from luminosity.inference.handlers.http.tensors import HEADER_LENGTH
 from luminosity.inference.serving import kserve_api
 from luminosity.inference.serving.served_model import (
     RequestError,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from luminosity._shared.text import shorten_repr
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
-from luminosity.inference.handlers.http.kserve import (
+from luminosity.inference.handlers.http.tensors import (
     AS_JSON,
     BINARY,
     BYTES,

@@ -19,10 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from luminosity._shared.locks import try_lock
 from luminosity.errors import InvalidArgument, StoreError, may_pass
 from luminosity.extras import require
-from luminosity.io.folders import copy_folder, lock_file, why_not_writable
+from luminosity.io.folders import ReplacedFolder, copy_folder, why_not_writable
 from luminosity.io.run_owner import RunOwner
 from luminosity.io.stores.address import StoreAddress, check_vectors, missing
 from luminosity.io.stores.points import Point, PointColumns, PointId, facts_of
@@ -46,7 +45,6 @@ __all__ = ["EmbeddedCollection"]
 _CONFIGURATION = "edge_config.json"  # a file of every collection
 _MARK = "luminosity-run"  # a file in a collection: the run with a checkpoint that published it
 _PAGE_POINTS = 1_000  # points that are read at once
-_PID_BYTES = 20  # more than any process id has
 _POLL_S = 0.05  # how late a folder that another program closes is noticed at most
 
 
@@ -59,7 +57,7 @@ class EmbeddedCollection(PointStore, StagedStore):
     def __init__(self, address: StoreAddress, on_retry: Callable[[], None] = lambda: None) -> None:
         self._engine = require("qdrant_edge", "qdrant")
         self._address = address
-        self._folder = os.path.join(address.where, address.collection)
+        self._folder = ReplacedFolder(os.path.join(address.where, address.collection), address.timeout)
 
     @classmethod
     def handles(cls, where: str) -> bool:
@@ -116,10 +114,10 @@ class EmbeddedCollection(PointStore, StagedStore):
         """Create the collection's folder under the lock if it is missing, and check its vectors."""
         WriteMode(distance, create).check(self._address, self.vectors() is not None)
         self._make_folder()
-        with self._writing(), self._locked():
-            if not self._exists():
-                self._create(self._unfinished, sizes, distance)
-                os.rename(self._unfinished, self._folder)
+        with self._folder.writing(), self._folder.locked():
+            if not self._folder.exists:
+                self._create(self._folder.unfinished, sizes, distance)
+                os.rename(self._folder.unfinished, self._folder.path)
             check_vectors(self._address, self._vectors(), sizes, distance)
 
     def publish(self, writes: Iterable[Write], sizes: Mapping[str, int], mode: WriteMode, run: str = "") -> None:
@@ -132,59 +130,54 @@ class EmbeddedCollection(PointStore, StagedStore):
         mark, nothing is written.
         """
         self._make_folder()
-        with self._writing(), contextlib.ExitStack() as at_end:
-            self._remove_unfinished()  # of a run that was killed
-            at_end.callback(self._remove_unfinished)
-            with self._locked():
+        with self._folder.writing(), contextlib.ExitStack() as at_end:
+            self._folder.remove_unfinished()  # of a run that was killed
+            at_end.callback(self._folder.remove_unfinished)
+            with self._folder.locked():
                 if self._has_mark(run):
                     collections.deque(writes, maxlen=0)  # The caller counts them.
                     return
-                there = self._vectors() if self._exists() else None
+                there = self._vectors() if self._folder.exists else None
                 mode.check(self._address, there is not None)
                 if there is not None:
                     self._load().close()  # Waits for other programs, which would not notice a swap.
                 if there is not None and mode.if_exists == "append":
                     check_vectors(self._address, there, sizes, mode.distance)
-                    copy_folder(self._folder, self._unfinished)
-            if not os.path.isdir(self._unfinished):
-                self._create(self._unfinished, sizes, mode.distance)
-            self._write_all(self._unfinished, writes)
+                    copy_folder(self._folder.path, self._folder.unfinished)
+            if not os.path.isdir(self._folder.unfinished):
+                self._create(self._folder.unfinished, sizes, mode.distance)
+            self._write_all(self._folder.unfinished, writes)
             if run:
-                with open(os.path.join(self._unfinished, _MARK), "w") as file:
+                with open(os.path.join(self._folder.unfinished, _MARK), "w") as file:
                     file.write(run)
-            with self._locked():
+            with self._folder.locked():
                 self._swap()
 
     def is_published_by(self, run: str) -> bool:
         """Return whether the collection is what the last call of ``publish`` for this run has left, or others since."""
         if not os.path.isdir(self._address.where):
             return False
-        with self._locked():
+        with self._folder.locked():
             return self._has_mark(run)
 
     def run_that_writes(self) -> RunOwner | None:
         """Return the process that writes the collection at this moment, if there is one."""
-        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(f"{self._folder}.writing", os.O_RDWR | os.O_CLOEXEC)
-            opened.callback(os.close, descriptor)
-            if not try_lock(descriptor):
-                pid = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace")
-                return RunOwner.of(int(pid)) if pid.isdigit() else None
-        return None
+        pid = self._folder.writer()
+        return None if pid is None else RunOwner.of(pid)
 
     def vectors(self) -> dict[str, tuple[int, str]] | None:
         """Read the vectors from the folder's configuration."""
         if not os.path.isdir(self._address.where):
             return None
-        with self._locked():
-            return self._vectors() if self._exists() else None
+        with self._folder.locked():
+            return self._vectors() if self._folder.exists else None
 
     def write(self, points: Sequence[Point], deleted: Sequence[PointId]) -> None:
         """Upsert and delete points in the folder, and flush them to disk. Waits while another worker has the folder."""
         if not points and self.vectors() is None:
             return
         self._make_folder()
-        with self._writing(), self._opened() as shard:
+        with self._folder.writing(), self._opened() as shard:
             self._update(shard, points, deleted)
             shard.flush()
 
@@ -194,7 +187,7 @@ class EmbeddedCollection(PointStore, StagedStore):
         A worker that is killed leaves a part of them, until the writes are repeated.
         """
         self._make_folder()
-        with self._writing(), self._opened() as shard:
+        with self._folder.writing(), self._opened() as shard:
             for points, deleted in writes:
                 self._update(shard, points, deleted)
             shard.flush()
@@ -248,23 +241,10 @@ class EmbeddedCollection(PointStore, StagedStore):
     def close(self) -> None:
         """Do nothing: the folder is not open between calls."""
 
-    def _exists(self) -> bool:
-        return os.path.isdir(self._folder)
-
     def _has_mark(self, run: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), open(os.path.join(self._folder, _MARK)) as file:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(self._folder.path, _MARK)) as file:
             return bool(run) and file.read() == run
         return False
-
-    @property
-    def _unfinished(self) -> str:
-        """The folder in which a collection is built: a worker that is killed must not leave half of one."""
-        return f"{self._folder}.unfinished"
-
-    @property
-    def _replaced(self) -> str:
-        """The name of the old collection's folder while a new one takes its place."""
-        return f"{self._folder}.replaced"
 
     def _make_folder(self) -> None:
         try:
@@ -272,16 +252,10 @@ class EmbeddedCollection(PointStore, StagedStore):
         except OSError as error:
             raise StoreError(f"{self._address} can't be created: {error}") from error
 
-    def _remove_unfinished(self) -> None:
-        shutil.rmtree(self._unfinished, ignore_errors=True)
-
     def _swap(self) -> None:
-        """Put the finished collection in the place of the old one. If this is killed half-way, the lock undoes it."""
-        if self._exists():
-            self._load().close()
-            os.rename(self._folder, self._replaced)
-        os.rename(self._unfinished, self._folder)
-        shutil.rmtree(self._replaced, ignore_errors=True)
+        if self._folder.exists:
+            self._load().close()  # Waits for other programs, which would not notice a swap.
+        self._folder.swap()
 
     def _write_all(self, folder: str, writes: Iterable[Write]) -> None:
         with self._engine_errors():
@@ -311,31 +285,16 @@ class EmbeddedCollection(PointStore, StagedStore):
             engine.EdgeShard.create(folder, config).close()
 
     def _vectors(self) -> dict[str, tuple[int, str]]:
-        with open(os.path.join(self._folder, _CONFIGURATION)) as file:
+        with open(os.path.join(self._folder.path, _CONFIGURATION)) as file:
             vectors: dict[str, dict[str, Any]] = json.load(file)["vectors"]
         return {name: (vector["size"], vector["distance"].lower()) for name, vector in vectors.items()}
-
-    @contextlib.contextmanager
-    def _locked(self) -> Generator[None]:
-        """Hold the lock of the folder, to open it or to put another in its place."""
-        with lock_file(f"{self._folder}.lock", self._address.timeout):
-            if os.path.isdir(self._replaced):  # A run was killed while it swapped the folders.
-                if self._exists():
-                    shutil.rmtree(self._replaced, ignore_errors=True)
-                else:
-                    os.rename(self._replaced, self._folder)
-            yield
-
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock of writers: a write between the copy and the swap of another run would be lost."""
-        return lock_file(f"{self._folder}.writing", self._address.timeout)
 
     @contextlib.contextmanager
     def _opened(self) -> Generator[Any]:
         if not os.path.isdir(self._address.where):
             raise missing(self._address)
-        with self._locked(), self._engine_errors():
-            if not self._exists():
+        with self._folder.locked(), self._engine_errors():
+            if not self._folder.exists:
                 raise missing(self._address)
             shard = self._load()
             try:
@@ -348,7 +307,7 @@ class EmbeddedCollection(PointStore, StagedStore):
         give_up_at = time.monotonic() + self._address.timeout
         while True:
             try:
-                return self._engine.EdgeShard.load(self._folder)
+                return self._engine.EdgeShard.load(self._folder.path)
             except Exception as error:
                 if "WouldBlock" not in str(error):
                     raise

@@ -88,7 +88,8 @@ class PointColumns:
         names = self.payload_names(batch.schema)
         check_id_type(self.id, batch.schema.field(self.id).type)
         values = batch.column(self.id).to_pylist()
-        deleted = _marks(batch)
+        has_marks = DELETED in batch.schema.names
+        deleted = batch.column(DELETED).to_pylist() if has_marks else [False] * batch.num_rows
 
         def row_name(row: int) -> str:
             return f"row {first_row + row} (id {values[row]!r})"
@@ -128,12 +129,6 @@ class PointColumns:
             return point_id(value)
         except InvalidArgument as error:
             raise StoreError(f"the id of {row}: {error}") from None
-
-
-def _marks(batch: pa.RecordBatch) -> list[bool | None]:
-    if DELETED not in batch.schema.names:
-        return [False] * batch.num_rows
-    return batch.column(DELETED).to_pylist()
 
 
 def _vectors_of(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from luminosity._shared.digests import text_digest
+from luminosity._shared.shared_files import text_digest
 from luminosity.errors import InvalidArgument, StoreError
 from luminosity.extras import require
 from luminosity.io.stores.address import StoreAddress, check_vectors, missing

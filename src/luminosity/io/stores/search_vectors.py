@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
@@ -15,14 +15,14 @@ from apache_beam.metrics import Metrics
 from luminosity.core import READS
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.stores.address import StoreAddress, chosen_vector
-from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of, open_store
+from luminosity.io.stores.kinds import QDRANT, StoreTransform, open_store
 from luminosity.io.stores.points import read_vectors
 from luminosity.io.stores.store import Hit, Query, Store, check_filter
 
 __all__ = ["SearchQdrant", "SearchVectors"]
 
 
-class SearchVectors(beam.PTransform[Any, Any]):
+class SearchVectors(StoreTransform):
     """Adds a column with the nearest points of each row's vector, the best first.
 
     The column holds lists of structs with the fields ``id`` (as text), ``score``, and those of ``with_payload``. It is
@@ -41,7 +41,7 @@ class SearchVectors(beam.PTransform[Any, Any]):
     up
     """
 
-    _among: ClassVar[Sequence[type[Store]]] = STORES
+    _annotation = READS
 
     def __init__(
         self,
@@ -79,38 +79,21 @@ class SearchVectors(beam.PTransform[Any, Any]):
             api_key_env: the environment variable of the workers that holds the server's key.
             api_key: a function that returns the key; it is called in the workers.
         """
-        super().__init__()
         if limit < 1:
             raise InvalidArgument(f"found limit={limit!r}, expected 1 or more")
-        address = address_of(
-            where,
-            collection,
-            self._among,
-            timeout=timeout,
-            batch_size=batch_size,
-            api_key_env=api_key_env,
-            api_key=api_key,
-        )
+        settings = {"timeout": timeout, "batch_size": batch_size, "api_key_env": api_key_env, "api_key": api_key}
+        super().__init__(where, collection, **settings)
         types = dict(with_payload) if isinstance(with_payload, Mapping) else dict.fromkeys(with_payload, pa.string())
         if taken := types.keys() & {"id", "score"}:
             raise InvalidArgument(
                 f"found {min(taken)!r} in with_payload, expected other names: every neighbour has this field"
             )
         query = Query(using, limit, list(types), score_threshold, check_filter(filter or {}))
-        self._address = address
-        self._step = _Search(address, query, vector_column, output, types)
-
-    def annotations(self) -> dict[str, Any]:
-        """Return the transform's annotations, with the collection that it searches."""
-        return {**super().annotations(), READS: json.dumps([kind_of(self._address.where).place(self._address)])}
+        self._step = _Search(self._address, query, vector_column, output, types)
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Search for the vectors of each batch, and append the points as a column."""
         return input_or_inputs | "Search" >> beam.ParDo(self._step).with_output_types(pa.RecordBatch)
-
-    def default_label(self) -> str:
-        """Return a label with the collection's name, such as ``SearchVectors(reviews)``."""
-        return f"{type(self).__name__}({self._address.collection or os.path.basename(self._address.where)})"
 
 
 class SearchQdrant(SearchVectors):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
-from luminosity._shared.digests import text_digest
+from luminosity._shared.shared_files import text_digest
 from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
 from luminosity.io.run_owner import RunOwner, owner_of

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import apache_beam as beam
 from apache_beam.transforms.core import Windowing
@@ -15,11 +14,10 @@ from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import WRITES
 from luminosity.errors import Fix, InvalidArgument, StoreError
-from luminosity.io.stores.address import StoreAddress
-from luminosity.io.stores.kinds import QDRANT, STORES, address_of, kind_of
+from luminosity.io.stores.kinds import QDRANT, StoreTransform
 from luminosity.io.stores.points import PointColumns
 from luminosity.io.stores.staging import write_staged
-from luminosity.io.stores.store import DISTANCES, Distance, IfExists, PointStore, StagedStore, Store, WriteMode
+from luminosity.io.stores.store import DISTANCES, Distance, IfExists, PointStore, StagedStore, WriteMode
 from luminosity.io.stores.write_shared import PointWrites, UpsertDoFn, write_panes, write_table
 from luminosity.io.writing.window_files import check_windows
 from luminosity.runs.run_ids import run_identity
@@ -27,7 +25,7 @@ from luminosity.runs.run_ids import run_identity
 __all__ = ["WriteQdrant", "WriteVectors"]
 
 
-class WriteVectors(beam.PTransform[Any, Any]):
+class WriteVectors(StoreTransform):
     """Writes the rows of a table to a vector store as points, and deletes the points of rows marked ``_deleted``.
 
     Nothing is written before all rows have arrived and are checked, so a run that fails leaves the store as it was.
@@ -50,7 +48,7 @@ class WriteVectors(beam.PTransform[Any, Any]):
     ...     _ = pipeline | beam.Create([rows]) | WriteVectors(folder, "letters", vectors="embedding")
     """
 
-    _among: ClassVar[Sequence[type[Store]]] = STORES
+    _annotation = WRITES
 
     def __init__(
         self,
@@ -92,7 +90,6 @@ class WriteVectors(beam.PTransform[Any, Any]):
             api_key_env: the environment variable of the workers that holds the server's key.
             api_key: a function that returns the key; it is called in the workers.
         """
-        super().__init__()
         if distance not in DISTANCES:
             raise InvalidArgument(f"found distance={distance!r}, expected one of {', '.join(DISTANCES)}")
         if if_exists not in get_args(IfExists):
@@ -100,48 +97,28 @@ class WriteVectors(beam.PTransform[Any, Any]):
         named = {"": vectors} if isinstance(vectors, str) else dict(vectors)
         if not named:
             raise InvalidArgument("found no vectors, expected a column, or a mapping of vector names to columns")
-        self._address = address_of(
-            where,
-            collection,
-            self._among,
-            timeout=timeout,
-            batch_size=batch_size,
-            api_key_env=api_key_env,
-            api_key=api_key,
-        )
+        settings = {"timeout": timeout, "batch_size": batch_size, "api_key_env": api_key_env, "api_key": api_key}
+        super().__init__(where, collection, **settings)
         self._columns = PointColumns(named, id, payload)
         self._mode = WriteMode(distance, create, if_exists, allow_empty)
-
-    @property
-    def address(self) -> StoreAddress:
-        """The address of the collection."""
-        return self._address
-
-    @property
-    def _kind(self) -> type[Store]:
-        return kind_of(self._address.where)
 
     def check_reachable(self) -> None:
         """Raise if the client library is not installed here, or if no server responds at the address.
 
         Call it before a long pipeline runs: workers retry a server that does not respond until their timeout.
         """
-        self._kind.check_reachable(self._address)
+        self.kind.check_reachable(self._address)
 
     def check_writable(self) -> None:
         """Raise if the files of the store can't be written to, or if the collection exists and must not.
 
         This is also checked when the transform is applied. Servers are checked when the pipeline starts.
         """
-        self._kind.check_writable(self._address, self._mode)
-
-    def annotations(self) -> dict[str, Any]:
-        """Return the transform's annotations, with the collection that it writes."""
-        return {**super().annotations(), WRITES: json.dumps([self._kind.place(self._address)])}
+        self.kind.check_writable(self._address, self._mode)
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Write points, and emit the number of rows of each write."""
-        rows, kind = input_or_inputs, self._kind
+        rows, kind = input_or_inputs, self.kind
         identity = run_identity(rows.pipeline)
         if not rows.is_bounded and self._mode.if_exists != "append":
             raise StoreError(
@@ -164,10 +141,6 @@ class WriteVectors(beam.PTransform[Any, Any]):
         run = f"{identity.run}-{identity.number(str(self._address))}" if identity.is_durable else ""
         writer = kind.writer(self._address, self._columns, self._mode, run)
         return write_staged(rows, kind.staging_place(self._address), writer, identity, int)
-
-    def default_label(self) -> str:
-        """Return a label with the collection's name, such as ``WriteVectors(reviews)``."""
-        return f"{type(self).__name__}({self._address.collection or os.path.basename(self._address.where)})"
 
 
 class WriteQdrant(WriteVectors):

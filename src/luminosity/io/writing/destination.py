@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 from pyarrow import types
 
-from luminosity._shared.digests import text_digest
+from luminosity._shared.shared_files import text_digest
 from luminosity.errors import Fix, InvalidArgument, InvalidType, TableError, WriteError
 from luminosity.io.formats import Format, recognise
 from luminosity.io.run_owner import RunOwner, owner_in_name, owner_of

@@ -15,6 +15,7 @@ import pyarrow as pa
 from apache_beam.io.filesystem import BeamIOError, CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
+from luminosity._shared.shared_files import sync_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import Fix, WriteError, may_pass
 
@@ -167,11 +168,7 @@ def sync(*paths: str) -> None:
     """Make files, or the names in folders, survive a power loss. Other file systems than this machine's do anyway."""
     for path in paths:
         if is_local(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_file(path)
 
 
 def open_input(path: str) -> Any:

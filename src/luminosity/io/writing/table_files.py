@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from luminosity._shared.digests import text_digest
+from luminosity._shared.shared_files import text_digest
 from luminosity.io.formats import Format
 from luminosity.io.writing import filesystem
 from luminosity.io.writing.destination import Destination

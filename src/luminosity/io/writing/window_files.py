@@ -16,7 +16,7 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows, IntervalW
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming
 
-from luminosity._shared.digests import text_digest
+from luminosity._shared.shared_files import text_digest
 from luminosity.errors import Fix, WriteError
 from luminosity.io.folders import lock_folder
 from luminosity.io.writing import existing, filesystem

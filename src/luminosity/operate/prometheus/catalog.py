@@ -1,13 +1,16 @@
-"""The metrics that are exported: their names, kinds, labels and meanings.
+"""The metrics that are exported: their names, kinds, labels and meanings, and samples of them.
 
 Most are numbers of views, which :mod:`luminosity.events.views` describes; the others are computed in the exporter.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from luminosity._shared.text import printable
 from luminosity.events.numbers import numbers_of
 from luminosity.events.views import (
     CheckpointView,
@@ -19,9 +22,23 @@ from luminosity.events.views import (
     StageView,
     StreamView,
 )
+from luminosity.runs.manifest.masking import mask_text
 
-__all__ = ["CATALOG", "STATES", "Metric", "markdown_table", "series_names"]
+__all__ = [
+    "CATALOG",
+    "STATES",
+    "Metric",
+    "Sample",
+    "known",
+    "markdown_table",
+    "numbers",
+    "positive",
+    "sample_of",
+    "series_names",
+]
 
+_LONGEST_LABEL = 200  # characters; Prometheus stores a label's value with every series
+_LABEL_BEFORE_DIGEST = 191  # characters that stay of a longer one: an ellipsis and 8 digits follow
 STATES = ("running", "done", "failed", "cancelled", "stopped", "drained", "lost")
 
 _RUN = ("pipeline", "folder")
@@ -65,7 +82,7 @@ def _counter(name: str, labels: tuple[str, ...], meaning: str) -> Metric:
     return Metric(f"luminosity_{name}", "counter", labels, meaning)
 
 
-def _numbers(view: type[Any], labels: tuple[str, ...]) -> tuple[Metric, ...]:
+def _metrics_of(view: type[Any], labels: tuple[str, ...]) -> tuple[Metric, ...]:
     """Return the metrics of a view's numbers, which its fields describe."""
     found = [each for each in numbers_of(view) if each.metric]
     return tuple(Metric(f"luminosity_{each.metric}", each.kind, labels, each.meaning) for each in found)
@@ -93,31 +110,31 @@ _METRICS = (
     _gauge("run_duration_seconds", _RUN, "How long the newest run has taken so far, or took"),
     _gauge("run_remaining_seconds", _RUN, "Estimated time to the end of the newest run, if it is known"),
     _gauge("run_cost", (*_RUN, "currency", "bound"), "The bill of the newest run so far: low, expected and high"),
-    *_numbers(ProcessMemory, _RUN),
-    *_numbers(MemoryUse, _RUN),
-    *_numbers(StageView, _STAGE),
+    *_metrics_of(ProcessMemory, _RUN),
+    *_metrics_of(MemoryUse, _RUN),
+    *_metrics_of(StageView, _STAGE),
     _gauge("stage_held_back", _STAGE, "1 if the stage waits because its output is not read fast enough"),
-    *_numbers(PoolView, _POOL),
+    *_metrics_of(PoolView, _POOL),
     _gauge("pool_workers_limit", _POOL, "Workers that the pool may have"),
     _gauge("pool_cost", (*_POOL, "currency"), "The part of the pool in the run's expected bill"),
     _gauge(
         "worker_peak_resident_bytes", _POOL, "The largest resident memory of one worker of the pool, if it is known"
     ),
     _gauge("worker_ram_bytes", _POOL, "The share of the machine's memory that one worker of the pool has"),
-    *_numbers(DeviceView, _DEVICE),
-    *_numbers(InferenceView, _MODEL),
+    *_metrics_of(DeviceView, _DEVICE),
+    *_metrics_of(InferenceView, _MODEL),
     _counter("model_requests", _MODEL, "Requests to the model's server, also those that were sent again"),
     _counter("model_retries", _MODEL, "Requests that were sent again to the model's server"),
     _counter("model_throttled", _MODEL, "Responses of the model's server that ask to send less: 429 and the like"),
     _counter("model_retry_wait_seconds", _MODEL, "Time that requests waited before they were sent again"),
     _gauge("model_padding_ratio", _MODEL, "Part of the computed cost that is padding"),
     _gauge("watermark_lag_seconds", _STREAM, "How far the stage's watermark is behind the clock"),
-    *_numbers(StreamView, _STREAM),
+    *_metrics_of(StreamView, _STREAM),
     _gauge("kafka_lag_records", _STEP, "Records between the reader and the end of its partitions"),
     _counter("kafka_records", (*_STEP, "direction"), "Records that were read or written"),
     _counter("kafka_dead_letters", (*_STEP, "direction"), "Records that can't be read, or that Kafka does not take"),
     _counter("kafka_lost_records", _STEP, "Records that Kafka removed before they were read"),
-    *_numbers(CheckpointView, _RUN),
+    *_metrics_of(CheckpointView, _RUN),
     _gauge("checkpoint_last_timestamp_seconds", _RUN, "When the last checkpoint was complete"),
     _gauge("checkpoint_duration_seconds", _RUN, "How long the last checkpoint took"),
     _counter("user_counted", _USER, "A counter of your own code"),
@@ -139,6 +156,50 @@ _METRICS = (
 )
 
 CATALOG = {metric.name: metric for metric in _METRICS}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The value of one series, or the sum and the count of a summary."""
+
+    metric: Metric
+    labels: tuple[str, ...]  # in the order of the metric's labels
+    value: float
+    count: int = 0  # of a summary
+
+
+def sample_of(name: str, labels: tuple[str, ...], value: float, count: int = 0) -> Sample:
+    """Return the value of a metric, whose name here lacks ``luminosity_``."""
+    metric = CATALOG[f"luminosity_{name}"]
+    return Sample(metric, tuple(map(_label, labels)), float(value), count)
+
+
+def _label(text: str) -> str:
+    """Return a label without secrets. One that is cut ends with a digest, so that two of them stay apart."""
+    clean = mask_text(printable(text))
+    if len(clean) <= _LONGEST_LABEL:
+        return clean
+    return f"{clean[:_LABEL_BEFORE_DIGEST]}…{hashlib.sha256(clean.encode()).hexdigest()[:8]}"
+
+
+def numbers(view: Any, labels: tuple[str, ...]) -> Iterator[Sample]:
+    """Yield the numbers of a view whose fields name a metric, in base units."""
+    for each in numbers_of(type(view)):
+        value = getattr(view, each.field) if each.metric else None
+        if value is not None and (value or each.exports_zero):
+            yield sample_of(each.metric, labels, value / 1000 if each.unit == "milliseconds" else value)
+
+
+def known(name: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:
+    """Yield a value, unless it is None."""
+    if value is not None:
+        yield sample_of(name, labels, value)
+
+
+def positive(name: str, labels: tuple[str, ...], value: float) -> Iterator[Sample]:
+    """Yield a value that is not known if it is 0."""
+    if value:
+        yield sample_of(name, labels, value)
 
 
 def series_names() -> frozenset[str]:

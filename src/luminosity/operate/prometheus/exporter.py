@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import math
 import os
@@ -15,19 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from luminosity._shared.text import printable
-from luminosity.drift.history import DriftHistory, PastTest
+from luminosity.drift.history import DriftHistory
+from luminosity.drift.result import PastTest
 from luminosity.errors import DriftError
 from luminosity.events import InferenceView, KafkaView, MetricView, Snapshot, StageInfo, StageView, WorkerEnded
-from luminosity.events.numbers import numbers_of
 from luminosity.extras import require
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet, load_prices
-from luminosity.operate.prometheus.catalog import CATALOG, STATES, Metric
+from luminosity.operate.prometheus.catalog import CATALOG, STATES, Sample, known, numbers, positive, sample_of
 from luminosity.operate.prometheus.newest_runs import NewestRuns, Pipeline, PipelineRuns
-from luminosity.runs.manifest.masking import mask_text
 from luminosity.runs.records import Record
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ __all__ = [
     "MOST_STAGES",
     "Exported",
     "Exporter",
-    "Sample",
     "drift_samples",
     "left_out_of",
     "metrics_text",
@@ -48,18 +44,6 @@ __all__ = [
 ]
 MOST_STAGES = 200  # of a pipeline; a page of more is unreadable
 MOST_OF_USER = 100  # counters, gauges and distributions of a pipeline's own code
-_LONGEST_LABEL = 200  # characters; Prometheus stores a label's value with every series
-_LABEL_BEFORE_DIGEST = 191  # characters that stay of a longer one: an ellipsis and 8 digits follow
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The value of one series, or the sum and the count of a summary."""
-
-    metric: Metric
-    labels: tuple[str, ...]  # in the order of the metric's labels
-    value: float
-    count: int = 0  # of a summary
 
 
 def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[Sample]:
@@ -67,24 +51,24 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
     record, pipeline = runs.newest, (runs.pipeline, runs.folder)
     started_at = record.started.started_at
     for state in STATES:
-        yield _sample("run_state", (*pipeline, state), record.state == state)
-    yield _sample("running_runs", pipeline, len(runs.running))
-    yield _sample("run_start_timestamp_seconds", pipeline, started_at)
-    yield from _known("run_last_end_timestamp_seconds", pipeline, runs.last_end)
-    yield from _known("run_last_success_timestamp_seconds", pipeline, runs.last_success)
+        yield sample_of("run_state", (*pipeline, state), record.state == state)
+    yield sample_of("running_runs", pipeline, len(runs.running))
+    yield sample_of("run_start_timestamp_seconds", pipeline, started_at)
+    yield from known("run_last_end_timestamp_seconds", pipeline, runs.last_end)
+    yield from known("run_last_success_timestamp_seconds", pipeline, runs.last_success)
     if (failure := runs.last_failure) is not None:
-        yield _sample("run_last_failure_timestamp_seconds", (*pipeline, failure.run, runs.run_dir), failure.at)
-    yield _sample("run_info", (*pipeline, record.started.run, runs.run_dir), 1)
+        yield sample_of("run_last_failure_timestamp_seconds", (*pipeline, failure.run, runs.run_dir), failure.at)
+    yield sample_of("run_info", (*pipeline, record.started.run, runs.run_dir), 1)
     for running in runs.running:
         yield from _stalls((*pipeline, running.started.run, runs.run_dir), running)
     last = record.last
     if last is None:
         return
-    yield _sample("run_last_update_timestamp_seconds", pipeline, started_at + last.seconds)
-    yield _sample("run_duration_seconds", pipeline, last.seconds)
-    yield from _known("run_remaining_seconds", pipeline, last.seconds_left)
-    yield from _numbers(last.processes, pipeline)
-    yield from _numbers(last.memory, pipeline)
+    yield sample_of("run_last_update_timestamp_seconds", pipeline, started_at + last.seconds)
+    yield sample_of("run_duration_seconds", pipeline, last.seconds)
+    yield from known("run_remaining_seconds", pipeline, last.seconds_left)
+    yield from numbers(last.processes, pipeline)
+    yield from numbers(last.memory, pipeline)
     yield from _cost(pipeline, bill_of(record, prices))
     infos = {info.id: info for info in record.started.stages}
     # Since the last snapshot, a watermark has fallen behind further, even if the run does not say so any more.
@@ -94,12 +78,12 @@ def run_samples(runs: PipelineRuns, prices: PriceSheet, now: float) -> Iterator[
             yield from _stage(pipeline, info, view, age)
     yield from _pools(pipeline, record, last)
     for device in last.devices:
-        yield from _numbers(device, (*pipeline, device.id))
+        yield from numbers(device, (*pipeline, device.id))
     if (checkpoint := last.checkpoint) is not None:
-        yield from _numbers(checkpoint, pipeline)
+        yield from numbers(checkpoint, pipeline)
         if checkpoint.last_at is not None:
-            yield _sample("checkpoint_last_timestamp_seconds", pipeline, started_at + checkpoint.last_at)
-            yield _sample("checkpoint_duration_seconds", pipeline, checkpoint.last_seconds)
+            yield sample_of("checkpoint_last_timestamp_seconds", pipeline, started_at + checkpoint.last_at)
+            yield sample_of("checkpoint_duration_seconds", pipeline, checkpoint.last_seconds)
     for view in _of_user(record)[:MOST_OF_USER]:
         yield from _user(pipeline, view)
 
@@ -120,33 +104,33 @@ def drift_samples(tests: Iterable[PastTest]) -> Iterator[Sample]:
     for test in tests:
         labels = (test.reference, test.columns, test.kernel, test.key)
         if not test.by_detector:  # a detector of a stream has a threshold of its own, and neither a p-value nor a level
-            yield _sample("drift_p_value", labels, test.p_value)
-            yield _sample("drift_level", labels, test.level)
-        yield from _known("drift_mmd2", labels, None if math.isnan(test.mmd2) else test.mmd2)
-        yield from _known("drift_effect", labels, None if math.isnan(test.size) else test.size)
-        yield _sample("drift_detected", labels, test.drift)
-        yield _sample("drift_rows", labels, test.current_rows)
-        yield _sample("drift_last_test_timestamp_seconds", labels, datetime.fromisoformat(test.time).timestamp())
+            yield sample_of("drift_p_value", labels, test.p_value)
+            yield sample_of("drift_level", labels, test.level)
+        yield from known("drift_mmd2", labels, None if math.isnan(test.mmd2) else test.mmd2)
+        yield from known("drift_effect", labels, None if math.isnan(test.size) else test.size)
+        yield sample_of("drift_detected", labels, test.drift)
+        yield sample_of("drift_rows", labels, test.current_rows)
+        yield sample_of("drift_last_test_timestamp_seconds", labels, datetime.fromisoformat(test.time).timestamp())
 
 
 def _stalls(labels: tuple[str, ...], record: Record) -> Iterator[Sample]:
     infos = {info.id: info for info in record.started.stages}
     for view in record.last.stages[:MOST_STAGES] if record.last is not None else ():
         if (info := infos.get(view.id)) is not None:
-            yield from _positive("run_stalled_seconds", (*labels, info.label), view.stalled_seconds)
+            yield from positive("run_stalled_seconds", (*labels, info.label), view.stalled_seconds)
 
 
 def _cost(pipeline: Pipeline, bill: Bill) -> Iterator[Sample]:
     for bound, cost in (("low", bill.low), ("expected", bill.total), ("high", bill.high)):
-        yield from _known("run_cost", (*pipeline, bill.currency, bound), cost)
+        yield from known("run_cost", (*pipeline, bill.currency, bound), cost)
     for pool in bill.pools:
-        yield _sample("pool_cost", (*pipeline, pool.pool, bill.currency), pool.total)
+        yield sample_of("pool_cost", (*pipeline, pool.pool, bill.currency), pool.total)
 
 
 def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> Iterator[Sample]:
     labels = (*pipeline, info.label, info.pool)
-    yield from _numbers(view, labels)
-    yield _sample("stage_held_back", labels, view.status == "held back")
+    yield from numbers(view, labels)
+    yield sample_of("stage_held_back", labels, view.status == "held back")
     for model in view.inference:
         yield from _model((*pipeline, info.label, model.step), model)
     for step in view.kafka:
@@ -154,29 +138,29 @@ def _stage(pipeline: Pipeline, info: StageInfo, view: StageView, age: float) -> 
     if (stream := view.stream) is not None:
         of_stream = (*pipeline, info.label)
         if stream.behind_seconds is not None:
-            yield _sample("watermark_lag_seconds", of_stream, stream.behind_seconds + age)
-        yield from _numbers(stream, of_stream)
+            yield sample_of("watermark_lag_seconds", of_stream, stream.behind_seconds + age)
+        yield from numbers(stream, of_stream)
 
 
 def _model(labels: tuple[str, ...], model: InferenceView) -> Iterator[Sample]:
-    yield from _numbers(model, labels)
+    yield from numbers(model, labels)
     if model.requests:
-        yield _sample("model_requests", labels, model.requests)
-        yield _sample("model_retries", labels, model.retries)
-        yield _sample("model_throttled", labels, model.throttled)
-        yield _sample("model_retry_wait_seconds", labels, model.retry_wait_seconds)
+        yield sample_of("model_requests", labels, model.requests)
+        yield sample_of("model_retries", labels, model.retries)
+        yield sample_of("model_throttled", labels, model.throttled)
+        yield sample_of("model_retry_wait_seconds", labels, model.retry_wait_seconds)
     if model.padded_cost:
-        yield _sample("model_padding_ratio", labels, max(0.0, 1 - model.useful_cost / model.padded_cost))
+        yield sample_of("model_padding_ratio", labels, max(0.0, 1 - model.useful_cost / model.padded_cost))
 
 
 def _kafka(pipeline: Pipeline, step: KafkaView) -> Iterator[Sample]:
     labels = (*pipeline, step.step)
-    yield _sample("kafka_records", (*labels, step.kind), step.records)
-    yield _sample("kafka_dead_letters", (*labels, step.kind), step.dead_letters)
+    yield sample_of("kafka_records", (*labels, step.kind), step.records)
+    yield sample_of("kafka_dead_letters", (*labels, step.kind), step.dead_letters)
     if step.kind == "read":
-        yield _sample("kafka_lost_records", labels, step.lost)
+        yield sample_of("kafka_lost_records", labels, step.lost)
         if step.partitions:
-            yield _sample("kafka_lag_records", labels, step.lag)
+            yield sample_of("kafka_lag_records", labels, step.lag)
 
 
 def _pools(pipeline: Pipeline, record: Record, last: Snapshot) -> Iterator[Sample]:
@@ -186,11 +170,11 @@ def _pools(pipeline: Pipeline, record: Record, last: Snapshot) -> Iterator[Sampl
         peaks[worker.pool] = max(peaks.get(worker.pool, 0), worker.peak_resident)
     for pool in record.started.pools:
         labels = (*pipeline, pool.name)
-        yield _sample("pool_workers_limit", labels, pool.workers)
-        yield from _positive("worker_ram_bytes", labels, pool.ram_per_worker)
-        yield from _positive("worker_peak_resident_bytes", labels, peaks.get(pool.name, 0))
+        yield sample_of("pool_workers_limit", labels, pool.workers)
+        yield from positive("worker_ram_bytes", labels, pool.ram_per_worker)
+        yield from positive("worker_peak_resident_bytes", labels, peaks.get(pool.name, 0))
     for view in last.pools:
-        yield from _numbers(view, (*pipeline, view.name))
+        yield from numbers(view, (*pipeline, view.name))
 
 
 def _of_user(record: Record) -> list[MetricView]:
@@ -205,46 +189,14 @@ def _of_user(record: Record) -> list[MetricView]:
 def _user(pipeline: Pipeline, view: MetricView) -> Iterator[Sample]:
     labels = (*pipeline, view.step, view.namespace, view.name)
     if view.kind == "gauge":
-        yield _sample("user_value", labels, view.value)
+        yield sample_of("user_value", labels, view.value)
     elif view.kind == "counter":
         if view.value >= 0:  # Prometheus has no counters below 0
-            yield _sample("user_counted", labels, view.value)
+            yield sample_of("user_counted", labels, view.value)
     elif view.count:
-        yield _sample("user_distribution", labels, view.value, view.count)
-        yield _sample("user_distribution_min", labels, view.min)
-        yield _sample("user_distribution_max", labels, view.max)
-
-
-def _sample(name: str, labels: tuple[str, ...], value: float, count: int = 0) -> Sample:
-    metric = CATALOG[f"luminosity_{name}"]
-    return Sample(metric, tuple(map(_label, labels)), float(value), count)
-
-
-def _label(text: str) -> str:
-    """Return a label without secrets. One that is cut ends with a digest, so that two of them stay apart."""
-    clean = mask_text(printable(text))
-    if len(clean) <= _LONGEST_LABEL:
-        return clean
-    return f"{clean[:_LABEL_BEFORE_DIGEST]}…{hashlib.sha256(clean.encode()).hexdigest()[:8]}"
-
-
-def _numbers(view: Any, labels: tuple[str, ...]) -> Iterator[Sample]:
-    """Yield the numbers of a view whose fields name a metric, in base units."""
-    for each in numbers_of(type(view)):
-        value = getattr(view, each.field) if each.metric else None
-        if value is not None and (value or each.exports_zero):
-            yield _sample(each.metric, labels, value / 1000 if each.unit == "milliseconds" else value)
-
-
-def _known(name: str, labels: tuple[str, ...], value: float | None) -> Iterator[Sample]:
-    if value is not None:
-        yield _sample(name, labels, value)
-
-
-def _positive(name: str, labels: tuple[str, ...], value: float) -> Iterator[Sample]:
-    """Yield a value that is not known if it is 0."""
-    if value:
-        yield _sample(name, labels, value)
+        yield sample_of("user_distribution", labels, view.value, view.count)
+        yield sample_of("user_distribution_min", labels, view.min)
+        yield sample_of("user_distribution_max", labels, view.max)
 
 
 ALERT_RULES = Path(__file__).with_name("alerts.yaml")  # for Prometheus

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from luminosity._shared.digests import file_digest
+from luminosity._shared.shared_files import file_digest
 
 __all__ = [
     "COLUMNAR",

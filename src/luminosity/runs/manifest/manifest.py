@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from luminosity._shared.shared_folders import is_own_file
+from luminosity._shared.shared_files import is_own_file, replace_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import RecordError
 from luminosity.runs.manifest import surroundings
@@ -99,12 +99,8 @@ def path_of(folder: Path, run_id: str) -> Path:
 
 def save(folder: Path, manifest: Manifest) -> None:
     """Write a manifest, in one step, for this user alone."""
-    path = path_of(folder, manifest.run)
-    unfinished = f"{path}.unfinished"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(json.dumps(manifest.to_json(), separators=(",", ":")))  # an indent would make it ten times slower
-    os.replace(unfinished, path)
+    content = json.dumps(manifest.to_json(), separators=(",", ":"))  # an indent would make it ten times slower
+    replace_file(path_of(folder, manifest.run), content, is_private=True)
 
 
 def load(folder: Path, run_id: str, *, to_run: bool = False) -> Manifest:
