@@ -154,8 +154,8 @@ def _workers(use: PipelineUse, items: Sequence[_Item], prices: PriceSheet, refus
     took, takes = duration(use.seconds), duration(bills[count].seconds)
     if count < now:
         why = (
-            f"the slowest pool sets the pace: with {count} workers instead of {now}, a run takes about {takes}; "
-            f"it took {took}"
+            f"the slowest pool sets the pace: with {count} worker{'s' * (count != 1)} instead of {now}, a run takes "
+            f"about {takes}; it took {took}"
         )
     else:
         parts = ", ".join(
