@@ -16,7 +16,7 @@ import _kafka
 import _measure
 import _others
 import quick_predictions
-from _whole_process import CPU, PSS, SECONDS, Costs, measure, measure_stream
+from _whole_process import CPU, PSS, RUN, SECONDS, Costs, measure, measure_stream
 
 Side = Callable[[Path], Costs]  # gets an empty folder
 
@@ -62,21 +62,22 @@ class Row:
 
     sides: dict[str, Side]
     targets: dict[str, list[Target]] = field(default_factory=dict[str, list[Target]])
-    to_install: tuple[str, ...] = ()  # sides that need an environment of their own
+    not_quick: tuple[str, ...] = ()  # sides that need an environment of their own, or are much like another
     alike: tuple[str, ...] = ()  # sides of which the table has the slowest
 
 
 def create_map() -> Row:
-    def check(output: str) -> None:
-        _expect(sorted(re.findall(r"^\d$", output, re.MULTILINE)), ["1", "2", "3"])
+    def side(runner: str, script: str, *flags: str) -> Side:
+        def check(output: str) -> None:
+            _expect(sorted(re.findall(r"^\d$", output, re.MULTILINE)), ["1", "2", "3"])
+            _check_runner(runner, output)
 
-    def side(script: str, *flags: str) -> Side:
         return lambda folder: measure([_PYTHON, str(_SHORT / script), *flags], folder, check)
 
     sides = {
-        "Beam first": side("beam_first.py", _OURS),
-        "Luminosity first": side("luminosity_first.py"),
-        "FnApiRunner": side("beam_first.py", "--runner=FnApiRunner"),
+        "Beam first": side("LuminosityRunner", "beam_first.py", _OURS),
+        "Luminosity first": side("LuminosityRunner", "luminosity_first.py"),
+        "FnApiRunner": side("FnApiRunner", "beam_first.py", "--runner=FnApiRunner"),
     }
     return Row(sides, {name: [_seconds(name, 0.9)] for name in list(sides)[:2]})
 
@@ -100,8 +101,8 @@ def predictions(rows: int, source: Path, weights: Path, with_ray: bool, with_tar
     }
     if with_ray:
         sides["Ray Data"] = side([str(_QUICK / "by_ray.py")], True)
-    ratio = Target(lambda results: _times(results, "Luminosity", "Daft"), "{:.2f} of Daft's time", at_most=1.1)
-    return Row(sides, {"Luminosity": [ratio]} if with_targets else {}, to_install=("Daft", "Ray Data"))
+    ratio = Target(lambda results: _times(results, "Luminosity", "Daft", SECONDS), "{:.2f} of Daft's time", at_most=1.1)
+    return Row(sides, {"Luminosity": [ratio]} if with_targets else {}, not_quick=("Daft", "Ray Data"))
 
 
 def kafka(records: int, at_most_s: float) -> Row:
@@ -121,7 +122,7 @@ def kafka(records: int, at_most_s: float) -> Row:
         return [_others.python_with(*_BYTEWAX), "-m", "bytewax.run", flow]
 
     sides = {"two workers": side(partial(ours, 2)), "one worker": side(partial(ours, 1)), "bytewax": side(bytewax)}
-    return Row(sides, {"two workers": [_seconds("two workers", at_most_s)]}, to_install=("bytewax",))
+    return Row(sides, {"two workers": [_seconds("two workers", at_most_s)]}, not_quick=("bytewax", "one worker"))
 
 
 def texts() -> Row:
@@ -186,7 +187,7 @@ def stream() -> Row:
 def one_row(rows: int, with_targets: bool) -> Row:
     def side(transform: str, *flags: str) -> Side:
         command = [_PYTHON, str(_SHORT / "one_row.py"), transform, str(rows), "--progress=off", *flags]
-        return lambda folder: measure(command, folder, _nothing_to_check, _WITH_THIS_FOLDER)
+        return lambda folder: measure(command, folder, partial(_check_runner, _named(flags[0])), _WITH_THIS_FOLDER)
 
     sides = {
         "two workers, our RunInference": side("ours", _OURS, "--cpu_workers=2"),
@@ -194,7 +195,7 @@ def one_row(rows: int, with_targets: bool) -> Row:
         "FnApiRunner, Beam's": side("beams", "--runner=FnApiRunner"),
     }
     if not with_targets:
-        return Row(sides)
+        return Row(sides, not_quick=tuple(sides)[1:])
     targets = {name: [_cpu_of_a_row(name, rows)] for name in sides}
     for name in list(sides)[:2]:
         than = partial(_times, side="FnApiRunner, Beam's", other=name)
@@ -205,7 +206,7 @@ def one_row(rows: int, with_targets: bool) -> Row:
 def state(elements: int, with_targets: bool) -> Row:
     def side(*flags: str) -> Side:
         command = [_PYTHON, str(_SHORT / "five_keys.py"), str(elements), "--progress=off", *flags]
-        return lambda folder: measure(command, folder, _nothing_to_check, _WITH_THIS_FOLDER)
+        return lambda folder: measure(command, folder, partial(_check_runner, _named(flags[0])), _WITH_THIS_FOLDER)
 
     sides = {
         "one worker": side(_OURS, "--cpu_workers=1"),
@@ -213,7 +214,7 @@ def state(elements: int, with_targets: bool) -> Row:
         "DirectRunner": side("--runner=DirectRunner"),
     }
     if not with_targets:
-        return Row(sides)
+        return Row(sides, not_quick=("one worker",))
     targets = {name: [_cpu_of_a_row(name, elements)] for name in sides}
     direct = partial(_times, side="one worker", other="DirectRunner")
     targets["one worker"].append(Target(direct, "{:.2f} of DirectRunner's time", at_most=1.0))
@@ -222,8 +223,14 @@ def state(elements: int, with_targets: bool) -> Row:
     return Row(sides, targets)
 
 
-def _nothing_to_check(_: str) -> None:
-    """The pipeline checks its result itself, and fails if it is wrong."""
+def _named(flag: str) -> str:
+    """Return the class that ``--runner=module.Class`` names."""
+    return re.split(r"[.=]", flag)[-1]
+
+
+def _check_runner(runner: str, output: str) -> None:
+    """Check which runner ran the pipeline; pipelines with a check of their own fail if the result is wrong."""
+    _expect([each.removeprefix("Switching") for each in re.findall(r"^runner: (\w+)$", output, re.M)], [runner])
 
 
 def _expect(found: object, expected: object) -> None:
@@ -239,5 +246,5 @@ def _cpu_of_a_row(side: str, rows: int) -> Target:
     return Target(lambda results: 1e6 * results[side][CPU] / rows, "{:.1f} µs of CPU a row")
 
 
-def _times(results: _measure.Results, side: str, other: str) -> float:
-    return results[side][SECONDS] / results[other][SECONDS]
+def _times(results: _measure.Results, side: str, other: str, what: str = RUN) -> float:
+    return results[side][what] / results[other][what]

@@ -1,7 +1,9 @@
 """Measures short runs from start to exit, each beside what people would take instead.
 
 Each side is a fresh process with its imports, the sides of a row run in turns, and each result is checked. CPU seconds
-are those of all processes that a side starts. Memory is the largest sum of their proportional set sizes.
+are those of all processes that a side starts. Memory is the largest sum of their proportional set sizes. Of longer
+runs, there are also the seconds from ``run()`` to the end ("run s"): Beam's ``RunInference`` imports torch if it is
+there, which takes seconds on either side.
 
     python benchmarks/short_runs.py
     python benchmarks/short_runs.py --rows help create-map --rounds 5
@@ -23,7 +25,7 @@ from pathlib import Path
 import _measure
 import _short_rows
 from _short_rows import Row
-from _whole_process import CPU, PROCESSES, PSS, SECONDS, Costs
+from _whole_process import CPU, PROCESSES, PSS, RUN, SECONDS, Costs
 
 import luminosity
 from luminosity.cli import MODULES
@@ -41,7 +43,7 @@ NAMES = (
     "state",
 )
 SLOW = {"kafka-20000", "kafka-140000", "texts"}  # left out by --quick
-COLUMNS = {SECONDS: "{:.2f}", CPU: "{:.2f}", PSS: "{:.0f}", PROCESSES: "{:.0f}"}
+COLUMNS = {SECONDS: "{:.2f}", RUN: "{:.2f}", CPU: "{:.2f}", PSS: "{:.0f}", PROCESSES: "{:.0f}"}
 FAILED = "FAILED, see above"
 
 
@@ -121,7 +123,9 @@ def main() -> int:
     names = ", ".join(NAMES)
     parser.add_argument("--rows", nargs="+", choices=NAMES, metavar="NAME", help=f"of {names} (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="the table has the medians (default: 3)")
-    parser.add_argument("--quick", action="store_true", help="small sizes, one round, and no peers to install")
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of small sizes, fewer sides, and no peers to install"
+    )
     parser.add_argument("--ray", action="store_true", help="measure Ray Data, too, which takes long")
     parser.add_argument("--one-row-predictions", type=int, default=1_000_000, metavar="N", help="default: 1,000,000")
     own = parser.parse_args()
@@ -135,7 +139,7 @@ def main() -> int:
         for name in own.rows or [name for name in NAMES if not (own.quick and name in SLOW)]:
             row = row_of(name, own, Path(place))
             if own.quick:
-                row.sides = {side: run for side, run in row.sides.items() if side not in row.to_install}
+                row.sides = {side: run for side, run in row.sides.items() if side not in row.not_quick}
             results, failed = measured(name, row, 1 if own.quick else own.rounds, Path(place))
             lines += lines_of(name, row, results, failed)
     print_lines(lines)
