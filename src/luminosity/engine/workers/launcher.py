@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import socket
@@ -22,7 +23,7 @@ from luminosity._shared import descendants
 from luminosity.engine.process import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import Entry, WorkerRequest
-from luminosity.errors import WorkerStartFailed
+from luminosity.errors import ResourcesExceeded, WorkerStartFailed
 
 __all__ = [
     "ForkServer",
@@ -34,6 +35,7 @@ __all__ = [
     "launcher",
     "modules_to_preload",
     "warm_up",
+    "warm_up_early",
 ]
 
 
@@ -48,6 +50,7 @@ _WITHOUT_WORKERS_HERE = ("--debug",)  # flags of runs that start no process on t
 _ROOT = "/"
 # A worker always has threads inside gRPC. If a step forks a process then, gRPC prints that it can't prepare for it.
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+_ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -142,6 +145,19 @@ def warm_up(method: str) -> None:
         return
     check_address_space()
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
+
+
+def warm_up_early() -> None:
+    """Start the fork server of a script that is about to import the engine, which takes as long as Beam's worker.
+
+    Does nothing if the engine is imported: then the runner decides, which may only plan pipelines. Nor does it anything
+    in a process that is not a script's own, such as a worker that imports a module of the user.
+    """
+    is_script = getattr(sys.modules.get("__main__"), "__spec__", None) is None
+    if _ENGINE in sys.modules or not is_script or multiprocessing.parent_process() is not None:
+        return
+    with contextlib.suppress(ResourcesExceeded):  # the runner raises it where it is made
+        warm_up("auto")
 
 
 def _joined(import_path: Sequence[str]) -> str:
