@@ -148,6 +148,15 @@ def test_a_bundle_of_few_elements_is_asked_for_them_before_a_worker_starts() -> 
     assert [request.process_bundle_split.instruction_id for request in asked] == ["b"]
 
 
+def test_a_bundle_that_is_split_at_its_deadline_keeps_its_pool_saturated() -> None:
+    """Otherwise a set-up that lasts, and is asked to split again and again, would start no second worker."""
+    pool, attempt, _ = _running(count=100)
+    assert not splits.may_give_work(pool, 0.04)
+    attempt.pending_splits["split1"] = False
+    assert splits.work_to_take(pool, 0.04, _START_S) == 0
+    assert splits.may_give_work(pool, 0.04)
+
+
 class _SlowToLoad(Handler[str, int, int]):
     """Loads for longer than a worker takes to start."""
 
@@ -178,7 +187,7 @@ def _workers(build: Callable[[beam.Pipeline], Any]) -> int:
 
 
 @pytest.mark.parametrize("step", [RunInference(_SlowToLoad()), beam.ParDo(_SlowToSetUp())], ids=["model", "set-up"])
-def test_two_rows_start_one_worker(step: beam.PTransform) -> None:
+def test_two_rows_start_one_worker(step: beam.PTransform[Any, Any]) -> None:
     assert _workers(lambda p: p | beam.Create(["one", "three"]) | step) == 1
 
 

@@ -232,8 +232,8 @@ def work_to_take(pool: PoolRun, now: float, start_seconds: float) -> int:
     for bundle, attempt in _takeable(pool, now):
         left = bundle.count - attempt.given_back - 1
         if not _can_give(bundle) or not _is_worth_it(bundle, attempt, now, is_cold=True, start_seconds=start_seconds):
-            continue
-        if not _may_set_up(bundle, attempt):
+            attempt.take_at = now + _FIRST_TAKE_S  # look again
+        elif not _may_set_up(bundle, attempt):
             work += max(1, left)
         elif now - attempt.started_at >= _FIRST_ASK_S:
             _request_for_idle_worker(bundle, attempt, now)
@@ -243,12 +243,12 @@ def work_to_take(pool: PoolRun, now: float, start_seconds: float) -> int:
 
 
 def may_give_work(pool: PoolRun, now: float) -> bool:
-    """Return whether a bundle of few elements, which may still set up its steps, could give work to one more worker."""
+    """Return whether a bundle could have work for one more worker: it may still set up its steps, or is being split."""
     return any(
         now - attempt.started_at >= _FIRST_TAKE_S
         and attempt.take_at < float("inf")
         and _can_give(bundle)
-        and _may_set_up(bundle, attempt)
+        and (attempt.pending_splits or _may_set_up(bundle, attempt))
         for bundle, attempt in _running(pool)
     )
 
