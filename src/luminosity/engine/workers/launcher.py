@@ -9,10 +9,12 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -250,7 +252,7 @@ class ForkServer:
         self._starting: dict[str, tuple[Future[int], OnExit]] = {}  # by worker
         self._on_exit: dict[int, OnExit] = {}
         self._is_closed = False
-        self._is_ready = False  # whether it has imported Beam and serves
+        self._has_forked = False  # whether it was asked for a worker
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
     def is_alive(self) -> bool:
@@ -266,6 +268,7 @@ class ForkServer:
             if self._is_closed:
                 raise WorkerStartFailed(f"{self._name} has ended", fix=self._advice)
             self._starting[request.worker_id] = started, on_exit
+            self._has_forked = True
         try:
             self._send(line)
             return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
@@ -298,13 +301,29 @@ class ForkServer:
         self._is_closed = True
         os.close(self._lifeline)
         self._control.shutdown(socket.SHUT_RDWR)
-        if not self._is_ready:
-            self._process.kill()  # it would import Beam to the end; it has no workers yet
+        if not self._has_forked:
+            self._process.kill()  # it would end its imports first; it has no workers yet
         try:
-            self._process.wait(_END_TIMEOUT_S)
+            self._wait_for_end()
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_END_TIMEOUT_S)
+
+    def _wait_for_end(self) -> None:
+        """Wait like ``subprocess``, which sleeps in steps of up to 50 ms, but return as soon as the process has ended.
+
+        Raises ``TimeoutExpired``.
+        """
+        ends_at = time.monotonic() + _END_TIMEOUT_S
+        with contextlib.suppress(OSError, AttributeError):  # the system has no such descriptors
+            descriptor = os.pidfd_open(self._process.pid)
+            try:
+                waiting = select.poll()
+                waiting.register(descriptor, select.POLLIN)
+                waiting.poll(_END_TIMEOUT_S * 1000)
+            finally:
+                os.close(descriptor)
+        self._process.wait(max(0.0, ends_at - time.monotonic()))
 
     def _listen(self) -> None:
         try:
@@ -328,9 +347,7 @@ class ForkServer:
             self._process.wait(_END_TIMEOUT_S)  # otherwise it stays as a zombie, for which a notebook's kernel waits
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            self._is_ready = True
-        elif "started" in message:
+        if "started" in message:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is None:
