@@ -4,8 +4,8 @@ It has one thread, opens no gRPC channel and never imports an accelerator librar
 responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request, "entry": function}`` and
 ``{"kill": pid}``. ``function`` is pickled; it runs a worker that differs from those of one machine. Responses:
 ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code, "left": pids}``.
-A worker has ended when the processes that it had started have ended, too; ``left`` are those that can't be ended. When its input closes, the fork server ends all of them, removes the
-folders of their runs, and ends.
+A worker has ended when the processes that it had started have ended, too; ``left`` are those that can't be ended. When
+its input closes, the fork server ends all of them, removes the folders of their runs, and ends.
 """
 
 from __future__ import annotations
