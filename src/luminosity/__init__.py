@@ -100,4 +100,11 @@ without_tensorflow.install()  # workers import Beam's handlers, too
 quiet()  # here, because Beam writes these messages as soon as it is imported
 
 if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
-    __getattr__, __dir__ = lazy_names(__name__)
+    _get, __dir__ = lazy_names(__name__)
+
+    def __getattr__(name: str) -> object:
+        if name == "LuminosityRunner":
+            from luminosity.engine.workers.launcher import warm_up_early
+
+            warm_up_early()  # the fork server imports Beam while this process imports the engine
+        return _get(name)

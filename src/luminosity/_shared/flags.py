@@ -56,7 +56,7 @@ RUNNER_FLAGS = (
     Flag(
         "cpu_workers",
         "N",
-        "worker processes for steps without an accelerator, summed over all pools",
+        "the most worker processes for steps without an accelerator, summed over all pools",
         default="the number of cores",
     ),
     Flag(

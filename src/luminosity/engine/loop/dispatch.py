@@ -23,6 +23,9 @@ _HOPEFUL_S = 60.0  # how long a cluster may have no worker that is ready before 
 _MAX_FAILED_ON_NODES = 10  # the same on a cluster, where processes are lost more often, and start at the same time
 _ON_NODES_AHEAD = 2  # workers of each CPU pool that a cluster is asked for before there is work for them
 _SATURATED_S = 0.03  # a pool needs one more CPU worker if all its slots were taken for this long
+_SECOND_S = 0.1  # its second one after this long: it takes as long to start, and short runs have ended by then
+_SHORT_S = 0.1  # work that takes less is done before one more worker has started
+_NOT_SHORT_S = 0.25  # after this long, work that seemed to be short is not
 _BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
 _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
@@ -38,7 +41,7 @@ class Staff:
     def __init__(self, parts: RunParts, post: Callable[[Message], None]) -> None:
         self._parts = parts
         self._post = post
-        self._saturated_since: dict[int, float] = {}  # by id(pool)
+        self._saturated_since: dict[PoolRun, float] = {}
         self.workers: dict[str, Worker] = {}  # by id, in the order in which they started
 
     # Starts
@@ -56,25 +59,38 @@ class Staff:
             for index in range(len(pool.plan.device_groups) or ahead):
                 self._start(pool, index)
 
-    def want_worker(self, pool: PoolRun, now: float, work: int, *, may_borrow: bool = True) -> None:
-        """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it."""
-        waiting_since = self._saturated_since.setdefault(id(pool), now)
-        is_needed = not pool.workers or pool.plan.device_groups or now - waiting_since > _SATURATED_S
+    def want_worker(
+        self, pool: PoolRun, now: float, work: int, *, is_short: bool = False, may_borrow: bool = True
+    ) -> None:
+        """Start one more worker if the pool allows it, has been saturated for long enough, and has ``work`` for it.
+
+        ``is_short`` says that the workers that the pool has will most likely be done before one more has started.
+        """
+        waited = now - self.note_saturated(pool, now)
+        is_needed = not pool.workers or pool.plan.device_groups or waited > _patience(pool, is_short=is_short)
         index = pool.unused_index()
-        if index is None and may_borrow and now - waiting_since > _BORROW_S and pool.may_borrow():
+        if index is None and may_borrow and waited > _BORROW_S and pool.may_borrow():
             index = pool.unused_borrowed_index()
         if index is not None and is_needed and pool.starting() < max(1, work):
-            self._saturated_since[id(pool)] = now
+            self._saturated_since[pool] = now
             self._start(pool, index)
 
-    def keep_saturated(self, saturated: set[int]) -> None:
-        """Forget since when those pools were saturated that no longer are: ``saturated`` has the ids of the others."""
-        for pool_id in set(self._saturated_since) - saturated:
-            del self._saturated_since[pool_id]
+    def note_saturated(self, pool: PoolRun, now: float) -> float:
+        """Note that a pool has no free slot for work that it could do now. Returns since when that is so."""
+        return self._saturated_since.setdefault(pool, now)
+
+    def keep_saturated(self, saturated: set[PoolRun]) -> None:
+        """Forget since when all pools but the ``saturated`` ones were so."""
+        for pool in self._saturated_since.keys() - saturated:
+            del self._saturated_since[pool]
 
     def next_start(self, now: float) -> float:
         """Return when a pool that is saturated will have been so for long enough to need a worker."""
-        starts = (since + _SATURATED_S for since in self._saturated_since.values())
+        starts = (
+            since + patience
+            for pool, since in self._saturated_since.items()
+            for patience in (_patience(pool, is_short=False), _NOT_SHORT_S)
+        )
         return min((start for start in starts if start > now), default=float("inf"))
 
     def _start(self, pool: PoolRun, index: int) -> None:
@@ -156,6 +172,13 @@ class Staff:
             )
 
 
+def _patience(pool: PoolRun, *, is_short: bool) -> float:
+    """Return how long a pool must have been saturated before it gets one more worker."""
+    if is_short:
+        return _NOT_SHORT_S
+    return _SECOND_S if len(pool.workers) == 1 and pool.plan.lease is None else _SATURATED_S
+
+
 def rank(latest_first: Sequence[StageRun], waiting_since: Mapping[str, float], now: float) -> list[StageRun]:
     """Return the order in which stages get workers.
 
@@ -184,7 +207,7 @@ class Dispatch:
         self._staff = staff
         self._latest_first = parts.stages[::-1]
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
-        self._saturated: set[int] = set()  # ids of pools without a free slot, as found in this round
+        self._saturated: set[PoolRun] = set()  # without a free slot, as found in this round
         self._wanted_idle: set[int] = set()  # and of those in which a suspect bundle waits for an idle worker
 
     def start_bundles(self, now: float, wall_micros: int) -> None:
@@ -197,8 +220,12 @@ class Dispatch:
         for pool in self._parts.pools:
             if pool.free_slots():
                 splits.take_work(pool, now, self._is_held_back)
-            elif pool.workers and pool.may_grow() and (work := splits.work_to_take(pool, now)):
-                self._want_worker(pool, now, work)
+            elif pool.workers and pool.may_grow():
+                if work := splits.work_to_take(pool, now, _SHORT_S):
+                    self._want_worker(pool, now, work)
+                elif splits.may_give_work(pool, now):
+                    self._saturated.add(pool)
+                    self._staff.note_saturated(pool, now)
         self._staff.keep_saturated(self._saturated)
 
     def _is_eligible(self, stage: StageRun, now: float, wall_micros: int) -> bool:
@@ -242,12 +269,15 @@ class Dispatch:
         if is_suspect:
             self._wanted_idle.add(id(pool))
         self._waiting_since.setdefault(stage.id, now)
-        self._want_worker(pool, now, stage.queued, may_borrow=not stage.is_source)
+        is_short = not stage.is_source and stage.is_short(_SHORT_S)
+        self._want_worker(pool, now, stage.queued, is_short=is_short, may_borrow=not stage.is_source)
         return None
 
-    def _want_worker(self, pool: PoolRun, now: float, work: int, *, may_borrow: bool = True) -> None:
-        self._saturated.add(id(pool))
-        self._staff.want_worker(pool, now, work, may_borrow=may_borrow)
+    def _want_worker(
+        self, pool: PoolRun, now: float, work: int, *, is_short: bool = False, may_borrow: bool = True
+    ) -> None:
+        self._saturated.add(pool)
+        self._staff.want_worker(pool, now, work, is_short=is_short, may_borrow=may_borrow)
 
     def _is_held_back(self, stage: StageInput) -> bool:
         return self._parts.outflows[stage.id].is_held_back()

@@ -268,16 +268,24 @@ class BundleSize:
             target *= 1.5  # its size was chosen to end it in time, so the deadline is for those that are late
         return self._patience * max(_SHORTEST_DEADLINE_S, target)
 
-    def worth_taking(self, elements: int, elapsed: float, *, is_cold: bool) -> bool:
+    def worth_taking(self, elements: int, elapsed: float, *, is_cold: bool, start_seconds: float = 0.0) -> bool:
         """Return whether an idle worker should take elements from a bundle that has run for ``elapsed`` seconds.
 
         ``is_cold`` says that the idle worker has not run the stage yet, so that it must set up its steps first.
+        ``start_seconds`` is how long it takes to start, if it has not started.
         """
         left = self.speed.seconds_left(elements, elapsed)
         if left is None or left < 0:
             return True  # unknown, or not what was expected
         fixed, _ = self.speed.price()
-        return left > 2 * max(_SHORTEST_S, fixed) + (self.speed.setup_seconds() if is_cold else 0.0)
+        return left > 2 * max(_SHORTEST_S, fixed) + (self.speed.setup_seconds() if is_cold else 0.0) + start_seconds
+
+    def takes_less(self, elements: int, seconds: float) -> bool:
+        """Return whether one worker is known to take less than ``seconds`` for ``elements``."""
+        if not self.speed.is_observed:
+            return False
+        fixed, per_element = self.speed.price()
+        return fixed + elements * per_element < seconds
 
     def was_split(self, *, has_output: bool) -> None:
         """Note that a bundle was split. If it had no output yet, the next one gets more time."""

@@ -20,6 +20,7 @@ __all__ = [
     "apply",
     "can_split",
     "hasten",
+    "may_give_work",
     "next_taking",
     "queue_residual",
     "request",
@@ -35,6 +36,8 @@ _FRACTION_FOR_IDLE_WORKER = 0.5  # of the rest of a splittable element: both wor
 _REQUEST_AGAIN_S = 0.05  # enough for an element that had not begun to begin
 _LONGEST_WAIT_S = 1.0  # between two requests
 _FIRST_TAKE_S = 0.03  # how long a bundle is left alone: most are done by then, or have begun what they will begin
+_FIRST_ASK_S = 0.1  # how long a bundle of few elements is left alone if no worker is there to take some
+_FEW_ELEMENTS = 8  # are not worth a second set-up of their steps as long as none of them is known to take long
 _FIRST_TAKE_OF_SINK_S = 1.0  # the same if each bundle writes a file: short bundles would make many
 
 
@@ -218,20 +221,54 @@ def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bo
         _request_for_idle_worker(bundle, attempt, now)
 
 
-def work_to_take(pool: PoolRun, now: float) -> int:
-    """Return how many more bundles could be made of those that run, if there were workers for them."""
-    return sum(
-        max(1, bundle.count - attempt.given_back - 1)
-        for bundle, attempt in _takeable(pool, now)
-        if _is_worth_it(bundle, attempt, now, is_cold=True)
+def work_to_take(pool: PoolRun, now: float, start_seconds: float) -> int:
+    """Return how many more bundles could be made of those that run, if there were workers for them.
+
+    A worker takes ``start_seconds`` to start. A bundle of few elements in a worker that has not run its stage before
+    may still set up its steps, such as load a model, which one more worker would do as well. So it is asked to give
+    back what it has not begun: a bundle that sets up its steps gives nothing, and any other one makes a queue of it.
+    """
+    work = 0
+    for bundle, attempt in _takeable(pool, now):
+        left = bundle.count - attempt.given_back - 1
+        if not _can_give(bundle) or not _is_worth_it(bundle, attempt, now, is_cold=True, start_seconds=start_seconds):
+            attempt.take_at = now + _FIRST_TAKE_S  # look again
+        elif not _may_set_up(bundle, attempt):
+            work += max(1, left)
+        elif now - attempt.started_at >= _FIRST_ASK_S:
+            _request_for_idle_worker(bundle, attempt, now)
+        else:
+            attempt.take_at = attempt.started_at + _FIRST_ASK_S
+    return work
+
+
+def may_give_work(pool: PoolRun, now: float) -> bool:
+    """Return whether a bundle could have work for one more worker: it may still set up its steps, or is being split."""
+    return any(
+        now - attempt.started_at >= _FIRST_TAKE_S
+        and attempt.take_at < float("inf")
+        and _can_give(bundle)
+        and (attempt.pending_splits or _may_set_up(bundle, attempt))
+        for bundle, attempt in _running(pool)
     )
 
 
-def _is_worth_it(bundle: Bundle, attempt: Attempt, now: float, *, is_cold: bool) -> bool:
+def _can_give(bundle: Bundle) -> bool:
+    """Return whether the bundle could give elements to a worker that starts now. One that sorts has begun them all."""
+    return not bundle.stage.plan.sorts_its_bundle
+
+
+def _may_set_up(bundle: Bundle, attempt: Attempt) -> bool:
+    is_small = bundle.count - attempt.given_back <= _FEW_ELEMENTS
+    return is_small and not attempt.is_warm and not bundle.stage.plan.is_splittable
+
+
+def _is_worth_it(bundle: Bundle, attempt: Attempt, now: float, *, is_cold: bool, start_seconds: float = 0.0) -> bool:
     stage = bundle.stage
     if stage.plan.is_splittable:
         return True  # the speed per element says nothing about the rest of an element
-    return stage.size.worth_taking(bundle.count - attempt.given_back, now - attempt.started_at, is_cold=is_cold)
+    left, elapsed = bundle.count - attempt.given_back, now - attempt.started_at
+    return stage.size.worth_taking(left, elapsed, is_cold=is_cold, start_seconds=start_seconds)
 
 
 def next_taking(pool: PoolRun) -> float:

@@ -23,6 +23,7 @@ _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled whi
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
+_ONE_BATCH = 8  # elements for a model: one batch takes less than one more copy of the model takes to load
 _OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
 
 
@@ -177,6 +178,8 @@ class StageRun(StageInput):
             slots = 1  # no other slot can get these keys meanwhile
         elif self.plan.is_sink:
             slots = self.pool.all_slots()
+        elif self.plan.sorts_its_bundle and self._is_one_batch(count):
+            slots = 1
         elif self.plan.sorts_its_bundle:
             slots = max(1, self.pool.all_slots() - self.pool.connected_slots() + self.pool.free_slots())
         else:
@@ -196,6 +199,15 @@ class StageRun(StageInput):
         if shard.had_timers and self.plan.has_endless_input:
             clock = {family: micros for family, micros in clock.items() if family not in self._processing_time}
         return shard.timers.has_due(clock)
+
+    def _is_one_batch(self, count: int) -> bool:
+        """Return whether elements for a step that sorts its bundle are too few for one more copy of its model."""
+        is_small = count <= _ONE_BATCH and not self.plan.sorts_blocks
+        return is_small and not self.pool.plan.device_groups and not self.size.speed.is_observed
+
+    def is_short(self, seconds: float) -> bool:
+        """Return whether one worker is known to take less than ``seconds`` for what is queued."""
+        return not self.plan.is_splittable and self.size.takes_less(self.queued, seconds)
 
     def _bundle_of_input(self, shards: list[Shard], elements: int, now: float) -> Bundle:
         """Take up to ``elements``, but at least one, from the fronts of the shards' queues."""

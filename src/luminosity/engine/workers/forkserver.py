@@ -3,10 +3,9 @@
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
 responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request, "entry": function}`` and
 ``{"kill": pid}``. ``function`` is pickled; it runs a worker that differs from those of one machine. Responses:
-``{"ready": true}``, ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and
-``{"ended": pid, "code": code, "left": pids}``. A worker has ended when the processes that it had started have ended,
-too; ``left`` are those that can't be ended. When its input closes, the fork server ends all of them, removes the
-folders of their runs, and ends.
+``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code, "left": pids}``.
+A worker has ended when the processes that it had started have ended, too; ``left`` are those that can't be ended. When
+its input closes, the fork server ends all of them, removes the folders of their runs, and ends.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ _PRELOADED_IF_TIME_IS_LEFT = (
     "luminosity.io.write_table",
     "pyarrow.parquet",
 )
+_SOON_S = 0.2  # a small script asks for its first worker within this: an import that has begun would delay it
 
 
 def main() -> None:
@@ -78,10 +78,12 @@ def _preload() -> None:
 
 
 def _preload_more(control: socket.socket) -> None:
-    """Import further modules until the first request arrives: importing the script takes some tenths of a second."""
+    """Import further modules until the first request arrives: importing a larger script takes a second or more."""
+    patience = _SOON_S
     for module in _PRELOADED_IF_TIME_IS_LEFT:
-        if select.select([control], [], [], 0)[0]:
+        if select.select([control], [], [], patience)[0]:
             break
+        patience = 0.0
         importlib.import_module(module)
     gc.freeze()
 
@@ -130,7 +132,6 @@ class _Server:
         # A process that the runner has forked holds the control socket, too, and may outlive the runner.
         with contextlib.suppress(OSError, AttributeError):  # the system has no such descriptors
             selector.register(os.pidfd_open(self._runner), selectors.EVENT_READ, "runner")
-        self._respond({"ready": True})
         _preload_more(self._control)
         received = b""
         while True:

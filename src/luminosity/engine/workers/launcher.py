@@ -6,12 +6,15 @@ import atexit
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -22,7 +25,7 @@ from luminosity._shared import descendants
 from luminosity.engine.process import check_address_space, describe_limits
 from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import Entry, WorkerRequest
-from luminosity.errors import WorkerStartFailed
+from luminosity.errors import ResourcesExceeded, WorkerStartFailed
 
 __all__ = [
     "ForkServer",
@@ -34,6 +37,7 @@ __all__ = [
     "launcher",
     "modules_to_preload",
     "warm_up",
+    "warm_up_early",
 ]
 
 
@@ -48,6 +52,7 @@ _WITHOUT_WORKERS_HERE = ("--debug",)  # flags of runs that start no process on t
 _ROOT = "/"
 # A worker always has threads inside gRPC. If a step forks a process then, gRPC prints that it can't prepare for it.
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
+_ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -144,6 +149,19 @@ def warm_up(method: str) -> None:
     threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
 
 
+def warm_up_early() -> None:
+    """Start the fork server of a script that is about to import the engine, which takes as long as Beam's worker.
+
+    Does nothing if the engine is imported: then the runner decides, which may only plan pipelines. Nor does it anything
+    in a process that is not a script's own, such as a worker that imports a module of the user.
+    """
+    is_script = getattr(sys.modules.get("__main__"), "__spec__", None) is None
+    if _ENGINE in sys.modules or not is_script or multiprocessing.parent_process() is not None:
+        return
+    with contextlib.suppress(ResourcesExceeded):  # the runner raises it where it is made
+        warm_up("auto")
+
+
 def _joined(import_path: Sequence[str]) -> str:
     """Return a value of PYTHONPATH with the same folders, also for a process in another directory."""
     return os.pathsep.join(os.path.abspath(folder) for folder in import_path if folder)
@@ -234,7 +252,7 @@ class ForkServer:
         self._starting: dict[str, tuple[Future[int], OnExit]] = {}  # by worker
         self._on_exit: dict[int, OnExit] = {}
         self._is_closed = False
-        self._is_ready = False  # whether it has imported Beam and serves
+        self._has_forked = False  # whether it was asked for a worker
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
     def is_alive(self) -> bool:
@@ -250,6 +268,7 @@ class ForkServer:
             if self._is_closed:
                 raise WorkerStartFailed(f"{self._name} has ended", fix=self._advice)
             self._starting[request.worker_id] = started, on_exit
+            self._has_forked = True
         try:
             self._send(line)
             return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
@@ -282,13 +301,29 @@ class ForkServer:
         self._is_closed = True
         os.close(self._lifeline)
         self._control.shutdown(socket.SHUT_RDWR)
-        if not self._is_ready:
-            self._process.kill()  # it would import Beam to the end; it has no workers yet
+        if not self._has_forked:
+            self._process.kill()  # it would end its imports first; it has no workers yet
         try:
-            self._process.wait(_END_TIMEOUT_S)
+            self._wait_for_end()
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_END_TIMEOUT_S)
+
+    def _wait_for_end(self) -> None:
+        """Wait like ``subprocess``, which sleeps in steps of up to 50 ms, but return as soon as the process has ended.
+
+        Raises ``TimeoutExpired``.
+        """
+        ends_at = time.monotonic() + _END_TIMEOUT_S
+        with contextlib.suppress(OSError, AttributeError):  # the system has no such descriptors
+            descriptor = os.pidfd_open(self._process.pid)
+            try:
+                waiting = select.poll()
+                waiting.register(descriptor, select.POLLIN)
+                waiting.poll(_END_TIMEOUT_S * 1000)
+            finally:
+                os.close(descriptor)
+        self._process.wait(max(0.0, ends_at - time.monotonic()))
 
     def _listen(self) -> None:
         try:
@@ -312,9 +347,7 @@ class ForkServer:
             self._process.wait(_END_TIMEOUT_S)  # otherwise it stays as a zombie, for which a notebook's kernel waits
 
     def _handle(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
-            self._is_ready = True
-        elif "started" in message:
+        if "started" in message:
             with self._lock:
                 waiting = self._starting.pop(message["worker"], None)
             if waiting is None:
