@@ -90,8 +90,7 @@ def test_unpickling_and_preparing_import_no_model_library(kind: type, tmp_path: 
     (tmp_path / "handler").write_bytes(pickler.dumps(kind(MINILM)))
     code = f"""
 import sys
-from luminosity.beam_fixes.lean_beam import import_lean
-import_lean()
+import luminosity
 from apache_beam.internal import pickler
 handler = pickler.loads(open({str(tmp_path / "handler")!r}, "rb").read())
 handler.prepare_key()
