@@ -33,8 +33,7 @@ def run(code: str, first: str = "luminosity", folder: Path | None = None) -> str
         variables["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [variables.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", f"import {first}, luminosity, sys\nimport apache_beam as beam\n{code}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
         env=variables,

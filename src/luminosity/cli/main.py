@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
+    parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -112,6 +111,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return code
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"luminosity {version('luminosity')}")
+        parser.exit()
+
+
 def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[str]]:
     """Return the options of each command, but those whose options the user's script decides on."""
     of_runner = {f"--{flag.name}" for flag in (*RUNNER_FLAGS, *MODEL_FLAGS)}
@@ -124,7 +136,8 @@ def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[st
 
 
 def _run(parser: argparse.ArgumentParser, words: list[str], modules: Mapping[str, Any]) -> int:
-    if words and words[0] in _OWN_PARSING and words[1:2] not in (["-h"], ["--help"]):
+    at = 2 if words[:2] == ["export", "dataflow"] else 1
+    if words and words[0] in _OWN_PARSING and words[at : at + 1] not in (["-h"], ["--help"]):
         own: Callable[[list[str]], int] = getattr(modules[MODULES[words[0]][0]], words[0])
         return own(words[1:])
     is_rerun = words[:1] == ["rerun"] and "--" in words

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from luminosity._shared import descendants
 from luminosity.engine.process import check_address_space, describe_limits
-from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import Entry, WorkerRequest
 from luminosity.errors import WorkerStartFailed
+
+if TYPE_CHECKING:
+    from luminosity.engine.resources.python_environments import PythonEnvironment
 
 __all__ = [
     "ForkServer",
