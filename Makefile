@@ -32,6 +32,7 @@ $(READY): pyproject.toml constraints.txt $(BIGQUERY)
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/bigquery -r $(BIGQUERY)
+	@$(BIN)/python -m compileall -q src # pip compiles what it installs, but not what an editable installation points to
 	@touch $@
 
 demo: setup ## run four models over reviews, into a table and a vector store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from luminosity._shared.lazy import lazy_names
-from luminosity.beam_fixes import without_tensorflow
+from luminosity.beam_fixes import lean_beam, without_tensorflow
 from luminosity.beam_fixes.noise import quiet
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ __all__ = [
     "register_model",
 ]
 
-without_tensorflow.install()  # workers import Beam's handlers, too
+lean_beam.install({without_tensorflow.MODULE: without_tensorflow.run})  # workers import Beam and its handlers, too
 
 quiet()  # here, because Beam writes these messages as soon as it is imported
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from luminosity.cli import import_commands
+from luminosity.cli import MODULES, import_commands
 
 _CODE = """
 import sys
@@ -15,6 +15,25 @@ from luminosity.cli import import_commands
 import_commands(sys.argv[1])
 print("apache_beam" in sys.modules)
 """
+
+
+_HELP = """
+import sys
+from luminosity.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    heavy = "apache_beam", "importlib.metadata", "numpy", "packaging", "pyarrow", "rich"
+    print(end.code, [name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in MODULES), ("drift", "watch"), ("export", "dataflow")])
+def test_help_imports_nothing_that_takes_long(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", _HELP, *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stderr == "0 []\n"
+    assert done.stdout.startswith(" ".join(["usage: lum", *words[:1]]))
 
 
 @pytest.mark.parametrize("command", ["runs", "show", "ui", "bench", "serve", "enrich"])

@@ -290,7 +290,7 @@ def test_nothing_else_sees_the_stand_in_for_tensorflow() -> None:
 def test_an_installed_tensorflow_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorflow.py").write_text("class Tensor: pass\ninstalled = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    (finder,) = [each for each in sys.meta_path if type(each).__module__ == "luminosity.beam_fixes.without_tensorflow"]
+    (finder,) = [each for each in sys.meta_path if type(each).__module__ == "luminosity.beam_fixes.lean_beam"]
     spec = finder.find_spec("apache_beam.ml.inference.huggingface_inference", apache_beam.ml.inference.__path__)
     assert spec is not None
     assert spec.loader is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,8 +91,7 @@ def test_unpickling_and_preparing_import_no_model_library(kind: type, tmp_path: 
     (tmp_path / "handler").write_bytes(pickler.dumps(kind(MINILM)))
     code = f"""
 import sys
-from luminosity.beam_fixes.lean_beam import import_lean
-import_lean()
+import luminosity
 from apache_beam.internal import pickler
 handler = pickler.loads(open({str(tmp_path / "handler")!r}, "rb").read())
 handler.prepare_key()
@@ -154,6 +154,32 @@ def test_workers_find_what_the_pipeline_needs_imported_but_not_the_script(tmp_pa
     (tmp_path / "imported.py").write_text(_IMPORTED)
     done = subprocess.run([sys.executable, "script.py"], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
     assert done.stdout == "(['luminosity.inference.handlers.text.embedder', 'tokenizers'], False)\n"
+
+
+@pytest.mark.parametrize(
+    ("imports", "expected"),
+    [
+        ("import luminosity, apache_beam", []),
+        ("import apache_beam, luminosity", []),  # Beam alone has pandas
+        ("import apache_beam, luminosity, pandas as pd", ["pandas"]),
+        ("import luminosity, pandas", ["pandas"]),
+        (
+            "import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model",
+            ["apache_beam.ml.inference.sklearn_inference", "sklearn.linear_model"],
+        ),
+    ],
+)
+def test_the_fork_server_imports_the_libraries_that_the_script_has(imports: str, expected: list[str]) -> None:
+    code = f"""
+{imports}
+import json
+from luminosity.engine.workers.launcher import modules_to_preload
+print(json.dumps(modules_to_preload()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert set(expected) <= set(found)
+    assert "pandas" in expected or "pandas" not in found
 
 
 class Slow(Handler[str, int, int]):

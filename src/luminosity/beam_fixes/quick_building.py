@@ -2,7 +2,8 @@
 
 Building a pipeline of eight steps takes Beam 180 ms of CPU. Of these, ``PipelineOptions.view_as`` takes 100 ms, since
 it makes a parser and parses all flags a hundred times. ``inspect.signature`` of each method of each ``DoFn`` takes 30
-ms, and half of the time of ``to_runner_api``. The first step imports IPython, to ask whether this is a notebook.
+ms, and half of the time of ``to_runner_api``. The first step and the end
+of a run import IPython, to ask whether this is a notebook.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from apache_beam import pipeline
 from apache_beam.options import pipeline_options
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms import core
@@ -50,7 +52,8 @@ def build_quickly() -> None:
     PipelineOptions.view_as = _remembered_view  # type: ignore[assignment, method-assign]
     _Parser.__init__ = _init_parser  # type: ignore[method-assign]
     core.get_function_args_defaults = _remembered_args_defaults
-    interactive_utils.is_in_ipython = _is_in_imported_ipython
+    for module in (interactive_utils, pipeline):
+        vars(module)["is_in_ipython"] = _is_in_imported_ipython
 
 
 def _remembered_view(options: PipelineOptions, cls: type[PipelineOptions]) -> PipelineOptions:

@@ -20,70 +20,38 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable, Sequence
 
-__all__ = ["install"]
+__all__ = ["MODULE", "run"]
 
-_MODULE = "apache_beam.ml.inference.huggingface_inference"
+MODULE = "apache_beam.ml.inference.huggingface_inference"
 # Imported before the stand-ins are there: libraries look for TensorFlow while they are imported.
 _FIRST = ("torch", "transformers", "apache_beam.ml.inference.pytorch_inference")
 _LAZY = ("AutoModel", "Pipeline", "pipeline")  # of transformers, which imports their modules when they are used
 _FIX = "pip install tensorflow, and a version of transformers that supports it (before 5)"
 
 
-def install() -> None:
-    """Let the import system know about that module. The module itself is imported when somebody asks for it."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]  # importlib.abc would cost each start 3 ms
-
-
-class _Finder:
-    """Finds that one module where Python finds it, and gives it another loader if something is missing."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)  # pyright: ignore[reportAttributeAccessIssue]
-                return spec
-        return None
-
-
-class _Loader:
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        for name in _FIRST:
-            importlib.import_module(name)
-        for name in _LAZY:
-            getattr(sys.modules["transformers"], name)
-        transformers = sys.modules["transformers"]  # only now: it may replace itself when a name is used
-        lacks_tensorflow = not _is_installed("tensorflow")
-        lacks_class = not hasattr(transformers, "TFAutoModel")
+def run(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
+    """Run that one module, with stand-ins for what is missing."""
+    for name in _FIRST:
+        importlib.import_module(name)
+    for name in _LAZY:
+        getattr(sys.modules["transformers"], name)
+    transformers = sys.modules["transformers"]  # only now: it may replace itself when a name is used
+    lacks_tensorflow = not _is_installed("tensorflow")
+    lacks_class = not hasattr(transformers, "TFAutoModel")
+    if lacks_tensorflow:
+        sys.modules["tensorflow"] = _MissingTensorFlow("tensorflow")
+    if lacks_class:
+        transformers.TFAutoModel = _MissingModel  # type: ignore[attr-defined]
+    try:
+        execute(module)
+    finally:
         if lacks_tensorflow:
-            sys.modules["tensorflow"] = _MissingTensorFlow("tensorflow")
+            del sys.modules["tensorflow"]
         if lacks_class:
-            transformers.TFAutoModel = _MissingModel  # type: ignore[attr-defined]
-        try:
-            self._inner.exec_module(module)
-        finally:
-            if lacks_tensorflow:
-                del sys.modules["tensorflow"]
-            if lacks_class:
-                del transformers.TFAutoModel  # type: ignore[attr-defined]
-        _count_bytes_of_tensors(module)
-
-    def __getattr__(self, name: str) -> Any:  # get_source() and the like, for tracebacks
-        return getattr(self._inner, name)
+            del transformers.TFAutoModel  # type: ignore[attr-defined]
+    _count_bytes_of_tensors(module)
 
 
 def _count_bytes_of_tensors(module: Any) -> None:

@@ -8,11 +8,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from luminosity._shared.text import format_bytes, format_size, list_some, parse_duration
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder
 from luminosity.cli.common.output import json_text, output_console
@@ -23,7 +18,11 @@ from luminosity.report_page.document import write_page
 from luminosity.runs.records import find
 from luminosity.runs.views.words import duration, percent
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes a while to import: not for --help
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from luminosity.operate.advice.advise import Report
     from luminosity.operate.advice.rules import Advice, Gain, PoolAdvice
 
@@ -150,6 +149,8 @@ def _is_of_hints(path: str) -> bool:
 
 def _print_report(reports: Sequence[Report], together: Sequence[Advice], hints_file: str | None = None) -> None:
     """Print the advice for each pipeline and that for all of them."""
+    from rich.text import Text
+
     console = output_console()
     with console.capture() as printed:
         for index, report in enumerate(reports):
@@ -167,6 +168,8 @@ def _print_report(reports: Sequence[Report], together: Sequence[Advice], hints_f
 
 
 def _print_one(console: Console, report: Report) -> None:
+    from rich.text import Text
+
     use = report.use
     ids = list_some((record.started.run for record in use.records), 3)
     console.print(Text.assemble((use.name, "bold"), f": {ids}, {duration(use.seconds)}"))
@@ -205,6 +208,8 @@ def _options(report: Report) -> list[Advice]:
 
 
 def _pools(pools: Sequence[PoolAdvice]) -> Table:
+    from rich.text import Text
+
     table = _table("pool", "workers", "given each", "peak RAM", "CPU/s", "busy", "steps")
     for pool in pools:
         use = pool.use
@@ -223,6 +228,9 @@ def _pools(pools: Sequence[PoolAdvice]) -> Table:
 
 
 def _print_advice(console: Console, advice: Advice, pool: PoolAdvice | None = None) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
     if advice.write:
         console.print(Text(f"  {advice.write}", "green"))
     if pool is not None and advice.write.startswith(".") and not any("/" not in step for step in pool.steps):
@@ -242,6 +250,8 @@ def _effect(advice: Advice) -> str:
 
 
 def _bills(report: Report) -> Table:
+    from rich.text import Text
+
     table = _table("", "total", "range", "time", "workers")
     how = {"as run": report.as_run, "uniform": report.uniform, "advised": report.advised}
     for name, bill in how.items():
@@ -260,6 +270,8 @@ def _bill_cells(bill: Bill | None) -> list[str]:
 
 
 def _verdict(report: Report) -> Text:
+    from rich.text import Text
+
     saving, advised = report.saving, report.advised
     if saving is None or advised is None:
         return Text("What could be saved is not known.", "yellow")
@@ -292,6 +304,8 @@ def _signed(part: float) -> str:
 
 
 def _table(*headings: str) -> Table:
+    from rich.table import Table
+
     table = Table(*headings, box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"

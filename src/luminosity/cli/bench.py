@@ -9,11 +9,6 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
-
 from luminosity._shared.flags import HANDLER_HELP
 from luminosity._shared.text import format_bytes
 from luminosity.cli.common.exits import FAILED, interrupted, was_terminated
@@ -24,7 +19,10 @@ from luminosity.cli.common.table_options import TableReader, add_table_options, 
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes a while to import: not for --help
+    from rich.console import Console
+    from rich.table import Table
+
     from luminosity.inference.tuning.search import Trial
     from luminosity.inference.tuning.tune import Tuning
 
@@ -116,6 +114,9 @@ def _report(parsed: argparse.Namespace, tuning: Tuning, rows: int) -> int:
 
 
 def _run_with_progress(tuning: Tuning) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     columns = (TimeElapsedColumn(), BarColumn(12), TextColumn("{task.description}"), TextColumn("{task.fields[best]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -152,6 +153,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def print_report(console: Console, tuning: Tuning, name: str, rows: int) -> None:
     """Print the report."""
+    from rich.text import Text
+
     trials, best = sorted(tuning.search.trials, key=lambda trial: -trial.rate), tuning.search.best
     console.print(Text(f"{name} on {rows:,} rows, {usable_cores()} cores", style="bold"))
     console.print()
@@ -203,6 +206,8 @@ def _trial_data(trial: Trial) -> dict[str, Any]:
 
 
 def _table(trials: list[Trial], best: Trial | None) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
     table.add_column("device", no_wrap=True)

@@ -9,7 +9,6 @@ import argparse
 import time
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
@@ -154,6 +153,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _run(parsed: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
     from luminosity.evaluation.columns import roots_of
     from luminosity.evaluation.evaluate_table import evaluate_batches
     from luminosity.io.read_table import ReadTable

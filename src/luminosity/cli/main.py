@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"luminosity {version('luminosity')}")
+    parser.add_argument("--version", action=_Version, help="show program's version number and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and not words[0].startswith("-") and words[0] not in (*MODULES, _DRIFT_WATCH):
@@ -117,6 +116,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if arguments is None and words[0] not in _WITH_USER_CODE:
                 end_process(code)
             return code
+
+
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"luminosity {version('luminosity')}")
+        parser.exit()
 
 
 def _options(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, set[str]]:

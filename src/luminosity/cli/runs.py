@@ -8,11 +8,7 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, count
 from luminosity.cli.common.output import output_console
@@ -20,6 +16,9 @@ from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, S
 from luminosity.runs import records
 from luminosity.runs.records import Damaged, Record, find
 from luminosity.runs.views import step_lines, words
+
+if TYPE_CHECKING:  # rich takes a while to import: not for --help
+    from rich.table import Table
 
 __all__ = ["add_to", "runs", "show"]
 _LIMIT = 20  # runs; about a screen
@@ -65,6 +64,8 @@ def _add_runs(commands: Any) -> None:
 
 def runs(folder: Path, limit: int) -> int:
     """Print the newest runs in ``folder``; return the exit code."""
+    from rich.console import Console
+
     ids = records.run_ids(folder)
     loaded = [records.load(records.path_of(folder, run_id), only_last=True) for run_id in ids[:limit]]
     found = [record for record in loaded if isinstance(record, Record)]
@@ -93,6 +94,9 @@ def _fields(record: Record, title: str) -> dict[str, str]:
 
 
 def _table(found: list[Record], width: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     titles = words.titles([record.started for record in found])
     rows = [_fields(record, title) for record, title in zip(found, titles, strict=True)]
     widths = {head: max(len(head), *(len(row[head]) for row in rows)) + _GAP for head in _HEADS}
@@ -154,6 +158,8 @@ def _command(parsed: argparse.Namespace) -> int:
 
 def show(record: Record, as_json: bool = False) -> int:
     """Print a recorded run; return the exit code."""
+    from rich.text import Text
+
     if as_json:
         print(json.dumps(_data(record), indent=2))
         return 0
@@ -228,6 +234,9 @@ def _unfinished(record: Record) -> str:
 
 
 def _stages(record: Record) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", overflow="fold")  # columns of text share what the numbers leave
     table.add_column("pool", no_wrap=True)

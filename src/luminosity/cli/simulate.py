@@ -9,16 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from luminosity._shared.text import did_you_mean, parse_size
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, count, number
 from luminosity.cli.common.output import output_console
 from luminosity.operate.simulation.workload import AutoscaleRange, PoolOrder
 from luminosity.runs.views import words
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes a while to import: not for --help
+    from rich.table import Table
+
     from luminosity.operate.simulation.forecast import Forecast
 
 __all__ = ["add_to", "pool"]
@@ -228,6 +227,8 @@ def _title(forecast: Forecast, models: int | None) -> str:
 
 def _print_report(forecast: Forecast, models: int | None) -> None:
     """Print the answer, pools and stages, and every input with its source."""
+    from rich.text import Text
+
     from luminosity.operate.simulation.picture import (
         check_sentence,
         cost_sentence,
@@ -259,6 +260,9 @@ def _print_report(forecast: Forecast, models: int | None) -> None:
 
 
 def _pools(forecast: Forecast) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     table.add_column("pool", overflow="fold")
     for head in ("workers, at most", "worker hours", "busy"):
@@ -272,6 +276,9 @@ def _pools(forecast: Forecast) -> Table:
 
 
 def _stages(forecast: Forecast) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     from luminosity.operate.simulation.picture import main_state
 
     table = Table(box=None, pad_edge=False)
@@ -285,6 +292,9 @@ def _stages(forecast: Forecast) -> Table:
 
 
 def _inputs(forecast: Forecast) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     table.add_column("input", ratio=3, overflow="fold")
     table.add_column("value", ratio=2, overflow="fold")

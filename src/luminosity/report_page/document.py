@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any
 
 from luminosity.errors import LuminosityError
@@ -130,6 +129,8 @@ def settings_section(settings: Mapping[str, Any], libraries: Sequence[str], hold
 
     ``holds`` says what the page shows of the data, so that its readers treat it like the data.
     """
+    from importlib.metadata import version
+
     shown = {
         **{str(name): _setting(value) for name, value in settings.items() if value is not None},
         "versions": ", ".join(f"{name} {version(name)}" for name in libraries),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from luminosity.cli.common.exits import print_ignoring_closed_pipe
@@ -100,6 +99,8 @@ def _columns(sources: tuple[Source, Source]) -> str:
 
 
 def _surroundings(test: DriftTest) -> dict[str, Any]:
+    from importlib.metadata import version
+
     names = ("luminosity", *test.libraries, "numpy")
     found: dict[str, Any] = {"versions": {name: version(name) for name in names}}
     return {**found, "device": _device()} if "jax" in test.libraries else found

@@ -8,7 +8,6 @@ import secrets
 import shutil
 import sys
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +86,8 @@ def add_to(commands: Any) -> None:
 
 def rerun(parsed: argparse.Namespace) -> int:
     """Do a run again and compare; return the exit code. ``parsed.more`` are further options of the run."""
+    from importlib.metadata import version
+
     folder = chosen_folder(parsed)
     manifest = manifests.load(folder, records.find(folder, parsed.run).started.run, to_run=True)
     changes = differences_from_now(manifest, version("luminosity"))

@@ -16,12 +16,12 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.version import Version
+from typing import TYPE_CHECKING, Any
 
 from luminosity.errors import UnsupportedPipeline
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 __all__ = ["PythonEnvironment", "check_environments", "environment_name", "folder_of", "is_this_python", "python_of"]
 
@@ -203,6 +203,8 @@ def _install_us() -> str:
 
 def _requirements() -> list[Requirement]:
     """Return what Luminosity itself requires, without its extras."""
+    from packaging.requirements import Requirement  # here, because few pipelines have other environments
+
     parsed = [Requirement(each) for each in importlib.metadata.requires(_US) or ()]
     return [each for each in parsed if each.marker is None or each.marker.evaluate({"extra": ""})]
 
@@ -212,6 +214,8 @@ def _named(name: str, version: str | None) -> str:
 
 
 def _minor(version: str) -> str:
+    from packaging.version import Version
+
     parsed = Version(version)
     return f"{parsed.major}.{parsed.minor}"
 

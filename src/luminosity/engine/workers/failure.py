@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from types import FrameType, TracebackType
 from typing import Any, cast
 
-import pyarrow as pa
 from apache_beam.transforms import core
 from apache_beam.utils.windowed_value import WindowedValue
 
@@ -236,6 +236,7 @@ def describe_element(value: Any, limit: int = _ELEMENT_CHARACTERS) -> str:
     Like ``repr``, but iterables of Beam are lists of their values, tables are rows, and objects of the product that
     carry elements are what they carry.
 
+    >>> import pyarrow as pa
     >>> describe_element(("key", [1, 2])), describe_element(pa.table({"text": ["a", "b", "c", "d"]}))
     ("('key', [1, 2])", "4 rows: {'text': 'a'}, {'text': 'b'}, {'text': 'c'}, …")
     """
@@ -263,7 +264,8 @@ def _described(value: Any, limit: int, depth: int) -> str:
     carried = getattr(type(value), USER_DATA, None)
     if carried is not None:
         return _described(carried(value), limit, depth)
-    if isinstance(value, pa.RecordBatch | pa.Table):
+    pa = sys.modules.get("pyarrow")  # not imported here: who has no tables does not need it
+    if pa is not None and isinstance(value, pa.RecordBatch | pa.Table):
         return _rows(value)
     kind = type(value)
     if depth and kind is dict:

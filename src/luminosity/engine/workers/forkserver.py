@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported Beam and pyarrow, and forks a worker for each request.
+"""The fork server: a process that has imported Beam and its worker, and forks a worker for each request.
 
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
 responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request, "entry": function}`` and
@@ -27,7 +27,7 @@ import warnings
 from typing import Any
 
 from luminosity._shared import descendants
-from luminosity.beam_fixes.lean_beam import collect_seldom, import_lean
+from luminosity.beam_fixes.lean_beam import collect_seldom
 
 __all__ = ["main"]
 
@@ -37,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.01  # while processes of a worker that has ended are about to end
 # The engine does not use these, but a pipeline of tables and models needs them in every worker at once.
 _PRELOADED_IF_TIME_IS_LEFT = (
+    "pyarrow",
     "luminosity.inference.enrich.transform",
     "luminosity.inference.run_inference",
     "luminosity.io.read_table",
@@ -63,7 +64,6 @@ def _preload() -> None:
     gc.disable()  # imports make little garbage; workers enable it again
     logging.disable(logging.WARNING)  # the runner has logged Beam's messages about optional packages already
     import grpc._channel  # noqa: F401  # pyright: ignore  # grpc imports it only when a worker opens its first channel
-    import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     from luminosity.beam_fixes.quick_building import build_quickly
 
@@ -71,7 +71,6 @@ def _preload() -> None:
     from luminosity.engine.workers import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
     build_quickly()
-    import_lean()  # otherwise each worker would import torch, if installed, when a pipeline uses RunInference
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()  # workers log through the runner
     gc.freeze()  # a worker's collector would write to shared pages and so copy them

@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from luminosity._shared import descendants
 from luminosity.engine.process import check_address_space, describe_limits
-from luminosity.engine.resources.python_environments import PythonEnvironment
 from luminosity.engine.workers.request import Entry, WorkerRequest
 from luminosity.errors import ResourcesExceeded, WorkerStartFailed
+
+if TYPE_CHECKING:
+    from luminosity.engine.resources.python_environments import PythonEnvironment
 
 __all__ = [
     "ForkServer",
@@ -54,6 +56,7 @@ _ROOT = "/"
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
+_SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # a pipeline that uses it needs pandas and scikit-learn
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
 
@@ -131,10 +134,23 @@ def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[Py
 def modules_to_preload() -> list[str]:
     """Return the modules that the workers of this process's pipelines will import: those that building them imported.
 
-    Only Luminosity's own modules for steps count. They import no accelerator library and start no threads, so that the
-    fork server may import them. What else a script has imported may do both.
+    Only Luminosity's own modules for steps count, pandas if anything but Beam has it, and scikit-learn if a pipeline
+    may use Beam's handlers for it. They import no accelerator library and start no threads, so that the fork server may
+    import them, and workers share their memory. What else a script has imported may do both.
     """
-    return [name for name in list(sys.modules) if name.startswith(_STEP_MODULES)]
+    names = list(sys.modules)
+    found = [name for name in names if name.startswith(_STEP_MODULES)]
+    if _SKLEARN in sys.modules:
+        packages = [name for name in names if name.startswith("sklearn.") and name.count(".") == 1 and "._" not in name]
+        return [*found, _SKLEARN, *packages]
+    return [*found, "pandas"] if _has_pandas(names) else found
+
+
+def _has_pandas(names: Sequence[str]) -> bool:
+    """Return whether a module has imported pandas, under its usual name. Beam does so itself in some processes."""
+    pandas = sys.modules.get("pandas")
+    users = (vars(sys.modules[name]) for name in names if not name.startswith(("apache_beam.", "pandas")))
+    return pandas is not None and any(each.get("pd") is pandas or each.get("pandas") is pandas for each in users)
 
 
 def warm_up(method: str) -> None:
