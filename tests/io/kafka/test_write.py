@@ -114,6 +114,42 @@ def test_one_producer_serves_all_bundles(broker: KafkaBroker, monkeypatch: pytes
     assert len(made) == 1
 
 
+class _Watched:
+    """A producer, and the requests for metadata that it was asked for."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.asked: list[str] = []
+
+    def list_topics(self, topic: str, *, timeout: float) -> Any:
+        self.asked.append(topic)
+        return self._producer.list_topics(topic, timeout=timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+
+@pytest.mark.parametrize(("config", "asked"), [({}, ["t", "t"]), ({"enable.idempotence": False}, [])])
+def test_the_first_delivery_asks_for_the_producers_number(
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], asked: list[str]
+) -> None:
+    made: list[_Watched] = []
+    make = KafkaClient.producer
+    monkeypatch.setattr(KafkaClient, "producer", lambda *args: made.append(_Watched(make(*args))) or made[-1])
+    with WriteStep(broker, config=config) as step:
+        assert step.bundle("a", "b") == [("t", 2)]
+        assert made[0].asked == asked
+        step.bundle("c")
+        assert made[0].asked == asked, "it has a number"
+        step.step._producer.abandon()
+        step.bundle("d")
+    assert [each.asked for each in made] == [asked, asked], "each producer has its own"
+    assert values(broker) == [b"a", b"b", b"c", b"d"]
+
+
 def test_an_empty_bundle_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KafkaClient, "producer", lambda *_: pytest.fail("it connects"))
     step = WriteDoFn(KafkaClient("nowhere:1"), RecordParts("t"), 1, False)
