@@ -59,6 +59,16 @@ def test_an_element_in_several_windows_is_written_once_and_counted_in_each(broke
     assert values(broker) == [b"a", b"b", b"c"]
 
 
+def test_one_window_alone_is_not_the_same_as_with_another(broker: KafkaBroker) -> None:
+    first, second = (IntervalWindow(start, start + 20) for start in (0, 10))
+    with WriteStep(broker) as step:
+        step.step.start_bundle()
+        for element, windows in (("a", (first,)), ("b", (first, second)), ("c", (first,)), ("d", (second,))):
+            step.process(element, windows)
+        found = {output.windows: output.value for output in step.step.finish_bundle()}
+    assert found == {(first,): ("t", 2), (first, second): ("t", 1), (second,): ("t", 1)}
+
+
 def test_windows_are_told_apart(broker: KafkaBroker) -> None:
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         written = (
