@@ -230,3 +230,11 @@ def test_a_closed_broker_says_so() -> None:
 def test_a_broker_does_not_travel() -> None:
     with KafkaBroker() as broker, pytest.raises(InvalidType, match=r"take broker.bootstrap_servers outside"):
         pickle.dumps(broker)
+
+
+def test_a_script_with_a_broker_imports_no_models() -> None:
+    script = (
+        "import sys; from luminosity.testing import KafkaBroker; print('torch' in sys.modules, 'jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False", "False"]

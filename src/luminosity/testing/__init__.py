@@ -1,19 +1,29 @@
-"""Fakes for tests (a device, a model, a clock, tables, Kafka, BigQuery) and checks of what you plug in."""
+"""Fakes for tests (a device, a model, a clock, tables, Kafka, BigQuery) and checks of what you plug in.
 
-from luminosity.testing.drift_conformance import check_drift_test
-from luminosity.testing.fake_bigquery import FakeBigQuery
-from luminosity.testing.fake_device import (
-    Clock,
-    FakeBatch,
-    FakeClock,
-    FakeDevice,
-    FakeDeviceHandler,
-    FakeModel,
-    FakeOutOfMemory,
-)
-from luminosity.testing.kafka_broker import KafkaBroker
-from luminosity.testing.scripted_kafka import ScriptedKafka
-from luminosity.testing.tables import FakeTable, equal_table
+Every name is imported when it is first used: a fake of Kafka needs no model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from luminosity._shared.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from luminosity.testing.drift_conformance import check_drift_test
+    from luminosity.testing.fake_bigquery import FakeBigQuery
+    from luminosity.testing.fake_device import (
+        Clock,
+        FakeBatch,
+        FakeClock,
+        FakeDevice,
+        FakeDeviceHandler,
+        FakeModel,
+        FakeOutOfMemory,
+    )
+    from luminosity.testing.kafka_broker import KafkaBroker
+    from luminosity.testing.scripted_kafka import ScriptedKafka
+    from luminosity.testing.tables import FakeTable, equal_table
 
 __all__ = [
     "Clock",
@@ -30,3 +40,6 @@ __all__ = [
     "check_drift_test",
     "equal_table",
 ]
+
+if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
+    __getattr__, __dir__ = lazy_names(__name__)

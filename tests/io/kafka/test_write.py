@@ -59,6 +59,16 @@ def test_an_element_in_several_windows_is_written_once_and_counted_in_each(broke
     assert values(broker) == [b"a", b"b", b"c"]
 
 
+def test_one_window_alone_is_not_the_same_as_with_another(broker: KafkaBroker) -> None:
+    first, second = (IntervalWindow(start, start + 20) for start in (0, 10))
+    with WriteStep(broker) as step:
+        step.step.start_bundle()
+        for element, windows in (("a", (first,)), ("b", (first, second)), ("c", (first,)), ("d", (second,))):
+            step.process(element, windows)
+        found = {output.windows: output.value for output in step.step.finish_bundle()}
+    assert found == {(first,): ("t", 2), (first, second): ("t", 1), (second,): ("t", 1)}
+
+
 def test_windows_are_told_apart(broker: KafkaBroker) -> None:
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         written = (
@@ -112,6 +122,42 @@ def test_one_producer_serves_all_bundles(broker: KafkaBroker, monkeypatch: pytes
             assert step.bundle(f"{n}", f"{n}!") == [("t", 2)]
             assert len(broker.consume("t")) == 2 * n + 2, "a bundle ends when Kafka has its records"
     assert len(made) == 1
+
+
+class _Watched:
+    """A producer, and the requests for metadata that it was asked for."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.asked: list[str] = []
+
+    def list_topics(self, topic: str, *, timeout: float) -> Any:
+        self.asked.append(topic)
+        return self._producer.list_topics(topic, timeout=timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+
+@pytest.mark.parametrize(("config", "asked"), [({}, ["t", "t"]), ({"enable.idempotence": False}, [])])
+def test_the_first_delivery_asks_for_the_producers_number(
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], asked: list[str]
+) -> None:
+    made: list[_Watched] = []
+    make = KafkaClient.producer
+    monkeypatch.setattr(KafkaClient, "producer", lambda *args: made.append(_Watched(make(*args))) or made[-1])
+    with WriteStep(broker, config=config) as step:
+        assert step.bundle("a", "b") == [("t", 2)]
+        assert made[0].asked == asked
+        step.bundle("c")
+        assert made[0].asked == asked, "it has a number"
+        step.step._producer.abandon()
+        step.bundle("d")
+    assert [each.asked for each in made] == [asked, asked], "each producer has its own"
+    assert values(broker) == [b"a", b"b", b"c", b"d"]
 
 
 def test_an_empty_bundle_does_not_connect(monkeypatch: pytest.MonkeyPatch) -> None:

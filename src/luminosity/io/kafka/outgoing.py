@@ -67,13 +67,16 @@ class RecordParts:
     def record(self, element: Any) -> Outgoing:
         """Return the record that an element describes."""
         topic = key = value = headers = timestamp = partition = None
-        if element.__class__ is KafkaRecord:
+        kind = element.__class__
+        if kind is KafkaRecord:
             topic, _, _, timestamp, _, key, value, headers = element
         elif self._is_opaque:
             pass
+        elif kind is tuple and len(element) == 2:  # The most frequent kinds first: each check takes its time.
+            key, value = element
         elif element is None or isinstance(element, (bytes, str)):
             value = element
-        elif isinstance(element, Mapping):
+        elif kind is dict or isinstance(element, Mapping):
             topic, key, value, headers, timestamp, partition = _fields(element)
         elif isinstance(element, tuple) and len(element) == 2:  # pyright: ignore[reportUnknownArgumentType]
             key, value = element
@@ -166,7 +169,9 @@ def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, pa
         value = _bytes(value, "value")
     if key.__class__ is not bytes and key is not None:
         key = _bytes(key, "key")
-    if timestamp.__class__ is not int or timestamp < 1:
+    if timestamp is None:
+        timestamp = _NOW
+    elif timestamp.__class__ is not int or timestamp < 1:
         timestamp = _milliseconds(timestamp)
     if partition is None:
         partition = _ANY_PARTITION
@@ -176,9 +181,7 @@ def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, pa
     return tuple.__new__(Outgoing, parts)  # which takes half as long as Outgoing(...)
 
 
-def _bytes(part: Any, name: str) -> bytes | None:
-    if part is None:
-        return None
+def _bytes(part: Any, name: str) -> bytes:
     if isinstance(part, str):
         try:
             return part.encode()
@@ -193,7 +196,7 @@ def _bytes(part: Any, name: str) -> bytes | None:
 
 
 def _milliseconds(timestamp: Any) -> int:
-    if timestamp is None or timestamp == -1:
+    if timestamp == -1:
         return _NOW  # A record without a timestamp gets one, as from other clients.
     if isinstance(timestamp, Timestamp):
         timestamp = timestamp.micros // 1000
@@ -215,4 +218,5 @@ def _pairs(headers: Any) -> Iterator[tuple[str, bytes | None]]:
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], str):  # pyright: ignore[reportUnknownArgumentType]
             raise InvalidType(f"found a header {pair!r}, expected a tuple of a name and a value")
-        yield pair[0], _bytes(pair[1], f"header {pair[0]!r}")
+        name, value = pair
+        yield name, value if value is None or value.__class__ is bytes else _bytes(value, f"header {name!r}")

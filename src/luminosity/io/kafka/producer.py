@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ __all__ = ["OWN_SETTINGS", "BundleProducer", "DeliveryFailure"]
 _FLUSH_GRACE_S = 5.0  # librdkafka reports records that time out once a second
 _POLL_S = 0.1  # how late a full queue notices that it has room
 _POLL_EVERY = 256  # records: reports of deliveries take room in the queue until they are polled
+# librdkafka asks for the number of an idempotent producer half a second after it was made, or when metadata arrives.
+_ASKS_ITSELF_S = 0.5
+_ANSWERS = 2  # the first one replaces the connection that has brought it, so that there is none to ask on
 _KEY_SHOWN = 60  # characters of a key in messages
 
 OWN_SETTINGS = {
@@ -33,6 +37,7 @@ _DEFAULTS = {
     "message.max.bytes": 1_048_588,  # the default of brokers, so that records of 1 MB fit
     "partitioner": "murmur2_random",  # as Java's clients: a key has the same partition, whoever writes it
     "queue.buffering.max.kbytes": 65_536,  # memory for records that Kafka does not have yet
+    "reconnect.backoff.ms": 20,  # half of it passes between the connections to the first and the next broker
     "reconnect.backoff.max.ms": 1_000,  # how late the end of an outage is noticed
 }
 # A broker refuses all records of a request with these, though one of them may be at fault alone.
@@ -91,7 +96,9 @@ class BundleProducer:
         self._timeout_s = delivery_timeout_s
         self._kafka: Any = None
         self._producer: Any = None
+        self._topic = ""
         self._sent = 0
+        self._has_number = True  # whether the first delivery need not wait for the number of an idempotent producer
         self._trouble = ""
         self._report = _Report(self._note_failure)
         self.failure: DeliveryFailure | None = None
@@ -102,8 +109,8 @@ class BundleProducer:
         ``failed`` is called if Kafka refuses the record: now, in a later call, or in ``wait``. Without it, the first
         failure is in ``failure``.
         """
-        producer = self._open() if self._producer is None else self._producer
         topic, value, key, partition, timestamp, headers = record
+        producer = self._open(topic) if self._producer is None else self._producer
         report = self._report if failed is None else _Report(failed)
         deadline = 0.0
         while True:
@@ -128,8 +135,23 @@ class BundleProducer:
 
     def wait(self) -> None:
         """Wait until each record is delivered or has failed. Raises ``KafkaError`` if that takes too long."""
-        if self._producer is not None and self._producer.flush(self._timeout_s + _FLUSH_GRACE_S):
+        if self._producer is None:
+            return
+        if not self._has_number:
+            self._has_number = True
+            self._ask_for_number()
+        if self._producer.flush(self._timeout_s + _FLUSH_GRACE_S):
             raise self._stuck()
+
+    def _ask_for_number(self) -> None:
+        """Ask for metadata, with which an idempotent producer asks for its number. Blocks for half a second at most.
+
+        If brokers don't answer, ``flush`` waits for them, and says so.
+        """
+        until = time.monotonic() + min(_ASKS_ITSELF_S, self._timeout_s)
+        with contextlib.suppress(self._kafka.KafkaException):
+            for _ in range(_ANSWERS):
+                self._producer.list_topics(self._topic, timeout=max(0.0, until - time.monotonic()))
 
     def forget(self) -> None:
         """Forget the failure, and the records that a failed bundle has left in the queue."""
@@ -144,7 +166,8 @@ class BundleProducer:
             self._producer.flush(0)
             self._producer = None
 
-    def _open(self) -> Any:
+    def _open(self, topic: str) -> Any:
+        """Make a producer, which connects on its own. ``topic`` is that of its first record."""
         self._kafka = require("confluent_kafka", "kafka")
         self._producer = self._client.producer(
             {
@@ -154,6 +177,8 @@ class BundleProducer:
             },
             self._note_trouble,
         )
+        self._topic = topic
+        self._has_number = self._client.has("enable.idempotence")  # then it may not need one
         return self._producer
 
     def _note_trouble(self, error: Any) -> None:

@@ -205,7 +205,7 @@ class WriteDoFn(beam.DoFn):
         """Forget a bundle that failed: its records that wait would come behind those of the next attempt."""
         self._producer.forget()
         self._metrics.start()
-        self._windows: Any = None
+        self._window: Any = None  # of the last element, if it had one only
         self._in_windows: dict[str, int] = defaultdict(int)
         self._counts: dict[tuple[Any, ...], dict[str, int]] = {}  # by windows and topic
         self._times: dict[tuple[Any, ...], Any] = {}  # of the first element in these windows
@@ -232,9 +232,10 @@ class WriteDoFn(beam.DoFn):
             self._metrics.note(windowed.timestamp_micros)
 
     def _send(self, record: Outgoing, windowed: WindowedValue) -> None:
-        self._producer.send(record)
-        if self._producer.failure is not None:
-            raise self._failed(self._producer.failure)
+        producer = self._producer
+        producer.send(record)
+        if producer.failure is not None:
+            raise self._failed(producer.failure)
         self._count(record, windowed)
 
     def _keep(self, make: Callable[[], Outgoing], element: Callable[[], Any], windowed: WindowedValue) -> None:
@@ -277,16 +278,19 @@ class WriteDoFn(beam.DoFn):
 
     def _count(self, record: Outgoing, windowed: WindowedValue) -> None:
         windows = windowed.windows
-        if windows is not self._windows:
-            self._windows = windows
+        if len(windows) != 1 or windows[0] is not self._window:  # a tuple is made for each element, the window is not
             windows = tuple(windows)
+            self._window = windows[0] if len(windows) == 1 else None
             if windows not in self._counts:
                 self._counts[windows] = defaultdict(int)
                 self._times[windows] = windowed.timestamp
             self._in_windows = self._counts[windows]
         topic, value, key, _, _, _ = record
         self._in_windows[topic] += 1
-        self._size += (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        if value is not None:
+            self._size += len(value)
+        if key is not None:
+            self._size += len(key)
 
     def _settle(self) -> None:
         """Wait for the records that are kept, find those at fault, and send the others again."""
