@@ -252,7 +252,7 @@ def emit_full_batches_at_once() -> None:
 
 
 def _with_full_batch(original: Any) -> Any:
-    def process(self: Any, element: Any) -> Iterator[Any]:
+    def emit(self: Any, element: Any) -> Iterator[Any]:
         yield from original(self, element)
         if self._running_batch_size >= self._target_batch_size:
             with self._batch_size_estimator.record_time(self._running_batch_size):
@@ -261,11 +261,19 @@ def _with_full_batch(original: Any) -> Any:
             self._running_batch_size = 0
             self._target_batch_size = self._batch_size_estimator.next_batch_size()
 
+    def process(self: Any, element: Any) -> Iterator[Any] | None:
+        size = self._running_batch_size + self._element_size_fn(element)
+        if size >= self._target_batch_size:
+            return emit(self, element)
+        self._batch.append(element)  # most elements fill no batch: they need no generator
+        self._running_batch_size = size
+        return None
+
     return process
 
 
 def _with_full_batch_of_window(original: Any) -> Any:
-    def process(self: Any, element: Any, window: Any = DoFn.WindowParam) -> Iterator[Any]:
+    def emit(self: Any, element: Any, window: Any) -> Iterator[Any]:
         yield from original(self, element, window)
         batch = self._batches.get(window)
         if batch is not None and batch.size >= self._target_batch_size:
@@ -273,6 +281,15 @@ def _with_full_batch_of_window(original: Any) -> Any:
                 yield WindowedValue(batch.elements, window.max_timestamp(), (window,))
             del self._batches[window]
             self._target_batch_size = self._batch_size_estimator.next_batch_size()
+
+    def process(self: Any, element: Any, window: Any = DoFn.WindowParam) -> Iterator[Any] | None:
+        batch = self._batches.get(window)
+        size = self._element_size_fn(element)
+        if batch is None or batch.size + size >= self._target_batch_size:
+            return emit(self, element, window)
+        batch.elements.append(element)
+        batch.size += size
+        return None
 
     return process
 
