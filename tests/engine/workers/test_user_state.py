@@ -353,7 +353,8 @@ class CountedLists(ToListCombineFn):
 
 def test_a_combining_value_is_what_was_added_since_it_was_cleared() -> None:
     chance = random.Random(7)
-    combine, bag, expected = CountedLists(), PlainBag(), list[int]()
+    bag: Any = PlainBag()
+    combine, expected = CountedLists(), list[int]()
     value = AddingState(bag, combine)
     for number in range(5000):
         action = chance.random()
@@ -377,7 +378,8 @@ def test_a_combining_value_is_what_was_added_since_it_was_cleared() -> None:
 
 
 def test_values_that_are_added_in_turn_share_an_accumulator() -> None:
-    combine, bag = CountedLists(), PlainBag()
+    bag: Any = PlainBag()
+    combine = CountedLists()
     for _ in range(100):
         value = AddingState(bag, combine)
         for number in range(100):

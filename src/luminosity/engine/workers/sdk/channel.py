@@ -194,18 +194,18 @@ class RepeatedTimer(bundle_processor.OutputTimer):
     def set(self, ts: Any, dynamic_timer_tag: str = "") -> None:
         """Set the timer to ``ts``, as Beam does."""
         stream, key = self._output_stream, self._key
+        micros: int | None = None  # None: encode the timer
         is_alike = (
             self._paneinfo is PANE_INFO_UNKNOWN
             and type(key) in _PLAIN
             and self._time_domain == TimeDomain.WATERMARK  # in other domains, the element's timestamp is in the record
-            and isinstance(stream, TimerStream)
         )
-        if not is_alike:
-            super().set(ts, dynamic_timer_tag)
-        elif type(ts) is int:
-            self._set_or_repeat(stream, ts, (type(key), key, self._window, ts * 1_000_000, dynamic_timer_tag))
-        elif type(ts) is Timestamp and ts.precision() == Timestamp.MICROS_PRECISION:
-            self._set_or_repeat(stream, ts, (type(key), key, self._window, ts.micros, dynamic_timer_tag))
+        if is_alike and type(ts) is int:
+            micros = ts * 1_000_000
+        elif is_alike and type(ts) is Timestamp and ts.precision() == Timestamp.MICROS_PRECISION:
+            micros = ts.micros
+        if micros is not None and isinstance(stream, TimerStream):
+            self._set_or_repeat(stream, ts, (type(key), key, self._window, micros, dynamic_timer_tag))
         else:
             super().set(ts, dynamic_timer_tag)
 
