@@ -46,8 +46,7 @@ def take(block: Block, indices: Indices) -> Block:
     ['c', 'a']
     """
     if isinstance(block, list):
-        examples = cast("list[Any]", block)
-        return [examples[index] for index in indices.tolist()]
+        return list(map(cast("list[Any]", block).__getitem__, indices.tolist()))
     if isinstance(block, np.ndarray):
         return block[indices]
     return block.take(pa.array(indices))

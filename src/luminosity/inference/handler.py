@@ -205,6 +205,13 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """Return what RunInference emits for an example and its prediction."""
         return PredictionResult(None if drop_example else example, value, model_id)
 
+    def results(
+        self, examples: Sequence[Any], values: Sequence[Any], model_id: str | None, drop_example: bool
+    ) -> Sequence[Any]:
+        """Return what RunInference emits for several examples and their predictions: one ``result`` for each."""
+        result = self.result
+        return [result(*pair, model_id, drop_example) for pair in zip(examples, values, strict=True)]
+
     def get_num_bytes(self, batch: Any) -> int:
         """Return the bytes of a collated batch, for the metrics; an estimate is enough, and must be quick."""
         return size(batch) if isinstance(batch, list) else int(getattr(batch, "nbytes", 0))

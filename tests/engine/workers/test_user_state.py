@@ -13,6 +13,11 @@ import pytest
 from apache_beam.coders import coders
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import bundle_processor, statecache
+from apache_beam.transforms.combiners import ToListCombineFn
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.window import IntervalWindow
+from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN, PaneInfo, PaneInfoTiming
 
 from luminosity.engine.data import state, wire
 from luminosity.engine.data.shard import Shard
@@ -20,8 +25,9 @@ from luminosity.engine.data.state import BundleShards, StateStore
 from luminosity.engine.loop.bundle import new_instruction_id
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers.sdk import user_state
+from luminosity.engine.workers.sdk.channel import RepeatedTimer, TimerStream
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
-from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk.user_state import AddingState, BatchingStateHandler, CachingHandler, estimate_size
 
 _Bag = bundle_processor.SynchronousBagRuntimeState
 
@@ -306,3 +312,132 @@ def test_tokens_of_a_bundle_are_read_once(runner: Runner, monkeypatch: pytest.Mo
     with worker.bundle() as bag:
         bag("a").add(b"1")
     assert len(read) == 1
+
+
+class PlainBag:
+    """A bag in this process. ``stored``: what earlier bundles have written."""
+
+    def __init__(self) -> None:
+        self.stored: list[Any] = []
+        self.values: list[Any] = []
+
+    def read(self) -> list[Any]:
+        return [*self.stored, *self.values]
+
+    def add(self, value: Any) -> None:
+        self.values.append(value)
+
+    def clear(self) -> None:
+        self.stored, self.values = [], []
+
+    def commit(self) -> None:
+        self.stored, self.values = self.read(), []
+
+
+class CountedLists(ToListCombineFn):
+    """Counts the accumulators that are made or merged. What is read is the accumulator itself."""
+
+    made = 0
+
+    def create_accumulator(self, *_: Any, **__: Any) -> list[Any]:
+        self.made += 1
+        return []
+
+    def merge_accumulators(self, accumulators: Any, *_: Any, **__: Any) -> list[Any]:
+        self.made += 1
+        return [each for accumulator in accumulators for each in accumulator]
+
+    def extract_output(self, accumulator: list[Any], *_: Any, **__: Any) -> list[Any]:
+        return accumulator
+
+
+def test_a_combining_value_is_what_was_added_since_it_was_cleared() -> None:
+    chance = random.Random(7)
+    bag: Any = PlainBag()
+    combine, expected = CountedLists(), list[int]()
+    value = AddingState(bag, combine)
+    for number in range(5000):
+        action = chance.random()
+        if action < 0.6:
+            value.add(number)
+            expected.append(number)
+        elif action < 0.8:
+            found: Any = value.read()
+            assert sorted(found) == expected
+            value.add(number)
+            assert sorted(found) == expected  # what was read stays as it is
+            expected.append(number)
+        elif action < 0.9:
+            value.clear()
+            expected.clear()
+        else:  # a bundle ends
+            value.commit()
+            value = AddingState(bag, combine)
+        expected.sort()
+    assert sorted(value.read()) == expected  # type: ignore[arg-type]  # it is a list
+
+
+def test_values_that_are_added_in_turn_share_an_accumulator() -> None:
+    bag: Any = PlainBag()
+    combine = CountedLists()
+    for _ in range(100):
+        value = AddingState(bag, combine)
+        for number in range(100):
+            value.add(number)
+        value.commit()
+    assert combine.made == 100  # one for each bundle
+    assert len(bag.stored) < 50  # some bundles have merged it with those before
+
+
+_PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.ON_TIME, index=3, nonspeculative_index=3)
+_KEYS = (1, True, 1.0, "1", b"1", (1,), (True,))
+_TIMES = (5, 5.0, Timestamp(5), Timestamp(5, 7), 6)
+
+
+def _timers(kind: Any, domain: str, choices: list[Any]) -> tuple[list[bytes], int]:
+    """Return what is sent if timers are set, and how many of them were encoded."""
+    sent: list[bytes] = []
+    stream = TimerStream(sent.append, lambda: sent.append(b"end"))
+    coder = coders._TimerCoder(coders.FastPrimitivesCoder(), coders.IntervalWindowCoder()).get_impl()  # type: ignore[attr-defined]
+    encoded = 0
+
+    class Counted:
+        def encode_to_stream(self, *arguments: Any) -> None:
+            nonlocal encoded
+            encoded += 1
+            coder.encode_to_stream(*arguments)
+
+    for key, time, end, tag, pane, is_clear in choices:
+        window = IntervalWindow(0, end)
+        timer = kind(key, window, Timestamp(4), pane, domain, "family", Counted(), stream)
+        timer.clear(tag) if is_clear else timer.set(time, tag)
+    stream.close()
+    return sent, encoded
+
+
+@pytest.mark.parametrize("domain", [TimeDomain.WATERMARK, TimeDomain.REAL_TIME])
+def test_timers_are_sent_as_beam_encodes_them(domain: str) -> None:
+    chance = random.Random(3)
+    choices = [
+        (
+            chance.choice(_KEYS),
+            chance.choice(_TIMES),
+            chance.choice((10, 20)),
+            chance.choice(("", "tag")),
+            chance.choice((PANE_INFO_UNKNOWN, _PANE)),
+            chance.random() < 0.1,
+        )
+        for _ in range(3000)
+    ]
+    ours, _ = _timers(RepeatedTimer, domain, choices)
+    assert ours == _timers(bundle_processor.OutputTimer, domain, choices)[0]
+
+
+def test_a_timer_that_is_set_to_the_same_time_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = [(f"key{number % 5}", 5, 10, "", PANE_INFO_UNKNOWN, False) for number in range(1000)]
+    assert _timers(RepeatedTimer, TimeDomain.WATERMARK, choices)[1] == 5
+    monkeypatch.setattr("luminosity.engine.workers.sdk.channel._MOST_KNOWN", 2)
+    assert _timers(RepeatedTimer, TimeDomain.WATERMARK, choices) == (
+        _timers(bundle_processor.OutputTimer, TimeDomain.WATERMARK, choices)[0],
+        1000,
+    )

@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from apache_beam import DoFn
+from apache_beam.internal import util as arguments
 from apache_beam.options import pipeline_options
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import (
+    bundle_processor,
     data_plane,
     sdk_worker,
     sdk_worker_main,
@@ -27,8 +29,9 @@ from apache_beam.runners.worker import (
     worker_id_interceptor,
 )
 from apache_beam.transforms import util
-from apache_beam.transforms.window import GlobalWindows
+from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.counters import CounterFactory
+from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._shared import descendants
@@ -43,14 +46,20 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
-from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter
+from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter, RepeatedTimer
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
-from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk.user_state import (
+    AddingState,
+    BatchingStateHandler,
+    CachingHandler,
+    estimate_size,
+)
 
 __all__ = [
     "RUNNER_CAPABILITIES",
     "PromptStateSampler",
     "ReportingHarness",
+    "call_steps_quickly",
     "emit_full_batches_at_once",
     "end_with",
     "run",
@@ -196,6 +205,7 @@ def _change_beam(request: WorkerRequest, channel: type[BlockChannel] | None) -> 
     sdk_worker_main.SdkHarness = ReportingHarness
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()
+    call_steps_quickly()
     # Beam's worker logs details for its developers at INFO.
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.WARNING)
     # They warn that there is no staging folder (nothing is staged here), and about options whose class is defined by
@@ -242,7 +252,7 @@ def emit_full_batches_at_once() -> None:
 
 
 def _with_full_batch(original: Any) -> Any:
-    def process(self: Any, element: Any) -> Iterator[Any]:
+    def emit(self: Any, element: Any) -> Iterator[Any]:
         yield from original(self, element)
         if self._running_batch_size >= self._target_batch_size:
             with self._batch_size_estimator.record_time(self._running_batch_size):
@@ -251,11 +261,19 @@ def _with_full_batch(original: Any) -> Any:
             self._running_batch_size = 0
             self._target_batch_size = self._batch_size_estimator.next_batch_size()
 
+    def process(self: Any, element: Any) -> Iterator[Any] | None:
+        size = self._running_batch_size + self._element_size_fn(element)
+        if size >= self._target_batch_size:
+            return emit(self, element)
+        self._batch.append(element)  # most elements fill no batch: they need no generator
+        self._running_batch_size = size
+        return None
+
     return process
 
 
 def _with_full_batch_of_window(original: Any) -> Any:
-    def process(self: Any, element: Any, window: Any = DoFn.WindowParam) -> Iterator[Any]:
+    def emit(self: Any, element: Any, window: Any) -> Iterator[Any]:
         yield from original(self, element, window)
         batch = self._batches.get(window)
         if batch is not None and batch.size >= self._target_batch_size:
@@ -264,4 +282,41 @@ def _with_full_batch_of_window(original: Any) -> Any:
             del self._batches[window]
             self._target_batch_size = self._batch_size_estimator.next_batch_size()
 
+    def process(self: Any, element: Any, window: Any = DoFn.WindowParam) -> Iterator[Any] | None:
+        batch = self._batches.get(window)
+        size = self._element_size_fn(element)
+        if batch is None or batch.size + size >= self._target_batch_size:
+            return emit(self, element, window)
+        batch.elements.append(element)
+        batch.size += size
+        return None
+
     return process
+
+
+_insert_values: Callable[[Any, Any, Any], tuple[list[Any], dict[str, Any]]] = arguments.insert_values_in_args
+_make_timestamp: Callable[..., None] = Timestamp.__init__
+_MICROS_PER_S = 1_000_000
+
+
+def call_steps_quickly() -> None:
+    """Replace what Beam's worker calls for each element by functions with the same results, in this process."""
+    arguments.insert_values_in_args = _values_in_args
+    bundle_processor.OutputTimer = RepeatedTimer
+    bundle_processor.CombiningValueRuntimeState = AddingState
+    Timestamp.__init__ = _init_timestamp
+    GlobalWindow.__hash__ = object.__hash__  # there is one object of the class
+
+
+def _values_in_args(args: Any, kwargs: Any, values: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Put side inputs among a step's arguments. Most steps have none, but Beam looks for their places."""
+    return _insert_values(args, kwargs, values) if values or kwargs else (list(args), {})
+
+
+def _init_timestamp(self: Any, seconds: Any = 0, subseconds: Any = 0, *args: Any, **kwargs: Any) -> None:
+    """Make a timestamp. Those of elements are whole microseconds: their types need no further look."""
+    if args or kwargs or type(seconds) is not int or type(subseconds) is not int:
+        _make_timestamp(self, seconds, subseconds, *args, **kwargs)
+        return
+    self._precision = Timestamp.MICROS_PRECISION
+    self._seconds, self._subseconds = divmod(seconds * _MICROS_PER_S + subseconds, _MICROS_PER_S)

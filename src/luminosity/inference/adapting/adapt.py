@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import apache_beam as beam
@@ -72,6 +72,11 @@ class _BeamHandler(BeamContract):
 
     def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
         return _without_example(value) if drop_example else value
+
+    def results(
+        self, examples: Sequence[Any], values: Sequence[Any], model_id: str | None, drop_example: bool
+    ) -> Sequence[Any]:
+        return super().results(examples, values, model_id, drop_example) if drop_example else values
 
 
 class _PrebatchedHandler(_BeamHandler):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler
 from apache_beam.transforms.window import WindowedValue
@@ -15,7 +16,7 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.adapt import THE_MODEL, ModelSet
-from luminosity.inference.blocks import join, rows, size, take
+from luminosity.inference.blocks import Indices, join, rows, size, take
 from luminosity.inference.host.interface import Outcome
 from luminosity.inference.preparing import Preparer
 from luminosity.inference.steps.messages import (
@@ -24,6 +25,7 @@ from luminosity.inference.steps.messages import (
     ResultBlock,
     StepSettings,
     at_fault,
+    by_identity,
     describe_failure,
     earliest,
 )
@@ -240,7 +242,9 @@ class InferDoFn(beam.DoFn):
         failed: list[Failed] = []
         for outcome in outcomes:
             block: PreparedBlock = outcome.tag[1]
-            taken, times = take(block.examples, outcome.places), take(block.timestamps, outcome.places)
+            taken, times = block.examples, block.timestamps
+            if not _are_all(outcome.places, len(taken)):
+                taken, times = take(taken, outcome.places), take(times, outcome.places)
             if outcome.error is None:
                 examples += taken
                 timestamps += times
@@ -255,6 +259,11 @@ class InferDoFn(beam.DoFn):
             else:  # Such as SystemExit, which must not end this thread.
                 raise ModelFailed(f"the model's code raised {outcome.error!r}") from outcome.error
         return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed), model)
+
+
+def _are_all(places: Indices, count: int) -> bool:
+    """Return whether these are the places of all ``count`` examples, in their order, as those of most batches."""
+    return len(places) == count and bool((places == np.arange(count)).all())
 
 
 def _emitted(window: Any, block: ResultBlock) -> WindowedValue:
@@ -275,14 +284,16 @@ class ResultsDoFn(beam.DoFn):
     def process(self, block: ResultBlock, window: Any = beam.DoFn.WindowParam) -> Iterator[Any]:
         """Emit the predictions and the dead letters of a block."""
         handler = self._models.handlers[block.model]
-        windows, flatten, result = (window,), handler.should_skip_batching(), handler.result
-        for example, timestamp, value in zip(block.examples, block.timestamps, rows(block.values), strict=True):
-            predicted = result(example, value, block.model_id, self._drop_example)
+        windows, flatten = (window,), handler.should_skip_batching()
+        predicted = handler.results(block.examples, rows(block.values), block.model_id, self._drop_example)
+        # Most timestamps are the same object, and a windowed value is made much faster from another one.
+        alike = {key: WindowedValue(None, each, windows) for key, each in by_identity(block.timestamps).items()}
+        for timestamp, result in zip(block.timestamps, predicted, strict=True):
+            with_value = alike[id(timestamp)].with_value
             if flatten:
-                for each in predicted:
-                    yield WindowedValue(each, timestamp, windows)
+                yield from map(with_value, result)
             else:
-                yield WindowedValue(predicted, timestamp, windows)
+                yield with_value(result)
         for failed in block.failed:
             letter = failed.example if flatten else [failed.example], failed.error
             yield pvalue.TaggedOutput(FAILED, WindowedValue(letter, failed.timestamp, windows))

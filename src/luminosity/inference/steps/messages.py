@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "ResultBlock",
     "StepSettings",
     "at_fault",
+    "by_identity",
     "describe_failure",
     "earliest",
 ]
@@ -141,9 +142,14 @@ def describe_failure(error: BaseException) -> tuple[type[BaseException], str, li
     return type(error), repr(error), traceback.format_exception(type(error), error, error.__traceback__)
 
 
-def earliest(timestamps: Iterable[Any]) -> Any:
+def earliest(timestamps: Sequence[Any]) -> Any:
     """Return the first timestamp. Most are the same object, and comparing them is slow, so compare each once."""
-    return min({id(timestamp): timestamp for timestamp in timestamps}.values())
+    return min(by_identity(timestamps).values())
+
+
+def by_identity(timestamps: Sequence[Any]) -> dict[int, Any]:
+    """Return the different objects among timestamps by their ids."""
+    return dict(zip(map(id, timestamps), timestamps, strict=True))
 
 
 class BlockCoder(coders.Coder):

@@ -10,16 +10,20 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
-from apache_beam.runners.worker import data_plane
+from apache_beam.runners.worker import bundle_processor, data_plane
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
 
 from luminosity.engine.data import wire
 from luminosity.engine.spill import files
 
-__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "Room", "TimerStream"]
-
+__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "RepeatedTimer", "Room", "TimerStream"]
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
+_MOST_KNOWN = 10_000  # timers of a bundle that are known without encoding them: about 3 MB
+_PLAIN = frozenset([int, str, bytes])  # of these, equal keys have equal encodings; other types may hold 1, 1.0 or True
 
 
 class Room(Protocol):
@@ -135,11 +139,31 @@ class TimerStream(data_plane.ClosableOutputStream):
         self._on_close = close
         self._records: dict[bytes, None] = {}  # in the order of their last occurrence
         self._bytes = 0
+        self._last = b""  # the record that was taken last
+        self._known: dict[tuple[Any, ...], bytes] = {}  # records by what identifies them
 
     def maybe_flush(self) -> None:
         """Take the timer that was written: Beam's worker calls this once after each."""
         record = self.get()
         self._clear()
+        self._take(record)
+
+    def repeat(self, identity: tuple[Any, ...]) -> bool:
+        """Take the record with this identity once more. Return False if it is not known."""
+        record = self._known.get(identity)
+        if record is None:
+            return False
+        self._take(record)
+        return True
+
+    def know(self, identity: tuple[Any, ...]) -> None:
+        """Know the record that was taken last by this identity. Whatever has it must be encoded alike."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[identity] = self._last
+
+    def _take(self, record: bytes) -> None:
+        self._last = record
         if record in self._records:
             del self._records[record]
         else:
@@ -159,6 +183,36 @@ class TimerStream(data_plane.ClosableOutputStream):
         """Send the last timers and the end of the stream."""
         self.flush()
         self._on_close()
+
+
+class RepeatedTimer(bundle_processor.OutputTimer):
+    """Replaces Beam's timer in workers: one that is set to the same time again is not encoded again.
+
+    Steps set their timer for every element, and encoding it takes as long as the rest of a small step.
+    """
+
+    def set(self, ts: Any, dynamic_timer_tag: str = "") -> None:
+        """Set the timer to ``ts``, as Beam does."""
+        stream, key = self._output_stream, self._key
+        micros: int | None = None  # None: encode the timer
+        is_alike = (
+            self._paneinfo is PANE_INFO_UNKNOWN
+            and type(key) in _PLAIN
+            and self._time_domain == TimeDomain.WATERMARK  # in other domains, the element's timestamp is in the record
+        )
+        if is_alike and type(ts) is int:
+            micros = ts * 1_000_000
+        elif is_alike and type(ts) is Timestamp and ts.precision() == Timestamp.MICROS_PRECISION:
+            micros = ts.micros
+        if micros is not None and isinstance(stream, TimerStream):
+            self._set_or_repeat(stream, ts, (type(key), key, self._window, micros, dynamic_timer_tag))
+        else:
+            super().set(ts, dynamic_timer_tag)
+
+    def _set_or_repeat(self, stream: TimerStream, ts: Any, identity: tuple[Any, ...]) -> None:
+        if not stream.repeat(identity):
+            super().set(ts, identity[-1])
+            stream.know(identity)
 
 
 class BlockChannel(data_plane.GrpcClientDataChannel):
