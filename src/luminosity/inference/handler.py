@@ -205,7 +205,7 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """Return what RunInference emits for an example and its prediction."""
         return PredictionResult(None if drop_example else example, value, model_id)
 
-    def results(
+    def batch_results(
         self, examples: Sequence[Any], values: Sequence[Any], model_id: str | None, drop_example: bool
     ) -> Sequence[Any]:
         """Return what RunInference emits for several examples and their predictions: one ``result`` for each."""

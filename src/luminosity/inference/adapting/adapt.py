@@ -73,10 +73,10 @@ class _BeamHandler(BeamContract):
     def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> Any:
         return _without_example(value) if drop_example else value
 
-    def results(
+    def batch_results(
         self, examples: Sequence[Any], values: Sequence[Any], model_id: str | None, drop_example: bool
     ) -> Sequence[Any]:
-        return super().results(examples, values, model_id, drop_example) if drop_example else values
+        return super().batch_results(examples, values, model_id, drop_example) if drop_example else values
 
 
 class _PrebatchedHandler(_BeamHandler):

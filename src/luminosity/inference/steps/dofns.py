@@ -285,7 +285,7 @@ class ResultsDoFn(beam.DoFn):
         """Emit the predictions and the dead letters of a block."""
         handler = self._models.handlers[block.model]
         windows, flatten = (window,), handler.should_skip_batching()
-        predicted = handler.results(block.examples, rows(block.values), block.model_id, self._drop_example)
+        predicted = handler.batch_results(block.examples, rows(block.values), block.model_id, self._drop_example)
         # Most timestamps are the same object, and a windowed value is made much faster from another one.
         alike = {key: WindowedValue(None, each, windows) for key, each in by_identity(block.timestamps).items()}
         for timestamp, result in zip(block.timestamps, predicted, strict=True):
