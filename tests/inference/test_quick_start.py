@@ -116,7 +116,9 @@ names = [name for name in names if name.startswith(_STEP_MODULES) and not name.e
 assert len(names) > 50
 forkserver._import_for_workers([*names, "luminosity.inference.no_such_module"])
 assert "tokenizers" in sys.modules
-print([name for name in {heavy} if name in sys.modules], threading.active_count(), len(os.listdir("/proc/self/task")))
+threads = [open(f"/proc/self/task/{{each}}/comm").read().strip() for each in os.listdir("/proc/self/task")]
+own = [name for name in threads if name != "jemalloc_bg_thd"]  # pyarrow's allocator ends it in a forked process
+print([name for name in {heavy} if name in sys.modules], threading.active_count(), len(own))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -163,10 +165,7 @@ def test_workers_find_what_the_pipeline_needs_imported_but_not_the_script(tmp_pa
         ("import apache_beam, luminosity", []),  # Beam alone has pandas
         ("import apache_beam, luminosity, pandas as pd", ["pandas"]),
         ("import luminosity, pandas", ["pandas"]),
-        (
-            "import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model",
-            ["apache_beam.ml.inference.sklearn_inference", "sklearn.linear_model"],
-        ),
+        ("import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model", ["pandas"]),
     ],
 )
 def test_the_fork_server_imports_the_libraries_that_the_script_has(imports: str, expected: list[str]) -> None:
@@ -178,8 +177,7 @@ print(json.dumps(modules_to_preload()))
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
-    assert set(expected) <= set(found)
-    assert "pandas" in expected or "pandas" not in found
+    assert [name for name in found if not name.startswith("luminosity.")] == expected  # and nothing that loads OpenMP
 
 
 class Slow(Handler[str, int, int]):

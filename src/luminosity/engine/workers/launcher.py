@@ -56,7 +56,7 @@ _ROOT = "/"
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
-_SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # a pipeline that uses it needs pandas and scikit-learn
+_SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
 
@@ -134,16 +134,14 @@ def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[Py
 def modules_to_preload() -> list[str]:
     """Return the modules that the workers of this process's pipelines will import: those that building them imported.
 
-    Only Luminosity's own modules for steps count, pandas if anything but Beam has it, and scikit-learn if a pipeline
-    may use Beam's handlers for it. They import no accelerator library and start no threads, so that the fork server may
-    import them, and workers share their memory. What else a script has imported may do both.
+    Only Luminosity's own modules for steps count, and pandas if anything but Beam has it, or a pipeline may use Beam's
+    handlers for scikit-learn. They import no accelerator library, start no threads and set no number of threads, so
+    that the fork server may import them, and workers share their memory. What else a script has imported may do all of
+    that: scikit-learn loads OpenMP, which reads ``OMP_NUM_THREADS`` once, and each worker has a number of its own.
     """
     names = list(sys.modules)
     found = [name for name in names if name.startswith(_STEP_MODULES)]
-    if _SKLEARN in sys.modules:
-        packages = [name for name in names if name.startswith("sklearn.") and name.count(".") == 1 and "._" not in name]
-        return [*found, _SKLEARN, *packages]
-    return [*found, "pandas"] if _has_pandas(names) else found
+    return [*found, "pandas"] if _SKLEARN in sys.modules or _has_pandas(names) else found
 
 
 def _has_pandas(names: Sequence[str]) -> bool:
