@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luminosity._shared.cost_line import CostLine
-from luminosity.inference.batching import Backlog, BatchPolicy, Budget, Cut, QueuedExamples, first_cut
+from luminosity.inference.batching import Arrivals, Backlog, BatchPolicy, Budget, Cut, QueuedExamples, first_cut
 from luminosity.inference.handler import Limits, warn_of_settings_without_meaning
 from luminosity.inference.steps.dofns import BlockSize
 
@@ -289,3 +289,62 @@ def test_pool_forgets_a_submission() -> None:
     pool.put(2, QueuedExamples.new(np.array([9.0, 8.0]), None, 0.0))
     pool.drop({1})
     assert pool.take(0, 5).costs.tolist() == [9, 8]
+
+
+class TestArrivals:
+    """The examples of a model that does not pad."""
+
+    def queue(self, *costs: list[float]) -> Arrivals:
+        arrivals = Arrivals()
+        for owner, each in enumerate(costs):
+            arrivals.put(owner, QueuedExamples.new(np.array(each), None, float(owner)))
+        return arrivals
+
+    def test_a_batch_is_so_many_tokens_in_order_of_arrival(self) -> None:
+        arrivals = self.queue([5, 1, 7], [2, 2, 9])
+        policy = BatchPolicy(Limits())
+        policy.budget.succeeded(0.0, 1.0)
+        limit = policy.budget.limit(1.0)  # sixteen of the first example's cost
+
+        cut = policy.next(arrivals, now=9.0, more_coming=False)
+
+        assert limit == 16.0
+        assert cut == Cut(0, 4, 16.0)  # 5 + 1 + 7 + 2 is within it, and 2 more are not
+        taken = arrivals.take(cut.start, cut.count)
+        assert taken.costs.tolist() == [5, 1, 7, 2]
+        assert taken.owners.tolist() == [0, 0, 0, 1]
+        assert taken.places.tolist() == [0, 1, 2, 0]
+        assert (len(arrivals), arrivals.total, arrivals.oldest()) == (2, 11.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("budget", "most", "weight", "expected"),
+        [(1.0, 9, math.inf, 1), (13.0, 9, math.inf, 3), (100.0, 9, math.inf, 6), (100.0, 4, math.inf, 4)],
+    )
+    def test_limits(self, budget: float, most: int, weight: float, expected: int) -> None:
+        assert self.queue([5, 1, 7], [2, 2, 9]).fitting(budget, most, weight) == expected
+
+    def test_weights_limit_a_batch_too(self) -> None:
+        arrivals = Arrivals()
+        arrivals.put(0, QueuedExamples.new(np.ones(3), np.array([2.0, 2.0, 2.0]), 0.0))
+        assert arrivals.fitting(100.0, 100, 4.0) == 2
+        assert arrivals.total_weight == 6.0
+
+    def test_dropping_a_submission(self) -> None:
+        arrivals = self.queue([5, 1], [2], [4, 4])
+        arrivals.drop({0, 2})
+        assert (len(arrivals), arrivals.total, arrivals.costs.tolist()) == (1, 2.0, [2.0])
+        arrivals.take(0, 5)
+        assert (len(arrivals), arrivals.total) == (0, 0.0)
+
+    @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=5), st.integers(1, 30))
+    def test_every_example_is_taken_once(self, costs: list[list[int]], count: int) -> None:
+        backlog = Backlog()
+        for owner, each in enumerate(costs):
+            backlog.put(owner, QueuedExamples.new(np.array(each, float), None, float(owner)))
+        arrivals = backlog.in_order_of_arrival()
+        found: list[tuple[int, int]] = []
+        while len(arrivals):
+            taken = arrivals.take(0, count)
+            found += zip(taken.owners.tolist(), taken.places.tolist(), strict=True)
+        assert sorted(found) == [(owner, place) for owner, each in enumerate(costs) for place in range(len(each))]
+        assert [owner for owner, _ in found] == sorted(owner for owner, _ in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from luminosity._shared.cost_line import CostLine
 from luminosity.inference.handler import Limits
 
-__all__ = ["Backlog", "BatchPolicy", "Budget", "Cut", "QueuedExamples", "first_cut"]
+__all__ = ["Arrivals", "Backlog", "BatchPolicy", "Budget", "Cut", "QueuedExamples", "first_cut"]
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
@@ -52,11 +53,25 @@ class Backlog:
     def __len__(self) -> int:
         return len(self.costs)
 
+    @property
+    def total(self) -> float:
+        """The cost of all examples together."""
+        return float(self.costs.sum())
+
+    @property
+    def total_weight(self) -> float:
+        """The weight of all examples together."""
+        return float(self.weights.sum())
+
     def oldest(self) -> float:
         """Return when the example that has waited longest arrived."""
         if self._oldest is None:
             self._oldest = float(self.since.min())
         return self._oldest
+
+    def place_of_oldest(self) -> int:
+        """Return the place of the example that has waited longest."""
+        return int(np.argmin(self.since))
 
     def put(self, owner: int, new: QueuedExamples) -> None:
         """Add examples of the submission with the number ``owner``."""
@@ -76,10 +91,99 @@ class Backlog:
         """Remove the examples of these submissions."""
         self._keep(self._examples.only(~np.isin(self._examples.owners, list(owners))))
 
+    def in_order_of_arrival(self) -> Arrivals:
+        """Return the same examples as a queue, for a model that does not pad."""
+        arrivals = Arrivals()
+        order = self._examples.only(np.argsort(self.since, kind="stable"))
+        for owner in dict.fromkeys(order.owners.tolist()):
+            arrivals.put(owner, order.only(order.owners == owner))
+        return arrivals
+
     def _keep(self, examples: QueuedExamples) -> None:
         self._examples = examples
         self.costs, self.weights, self.since = examples.costs, examples.weights, examples.since
         self._oldest: float | None = None
+
+
+class Arrivals:
+    """The waiting examples of one lane in the order in which they arrived, for a model that does not pad.
+
+    It keeps the columns of each submission as they came: to put them in or to take some takes no time per example.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[QueuedExamples] = deque()
+        self._count = 0
+        self.total = 0.0
+        self.total_weight = 0.0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def costs(self) -> Numbers:
+        """The costs of the examples that came first; of any at all if not empty."""
+        return self._waiting[0].costs if self._waiting else np.empty(0)
+
+    def oldest(self) -> float:
+        """Return when the example that has waited longest arrived."""
+        return float(self._waiting[0].since[0])
+
+    def place_of_oldest(self) -> int:
+        """Return the place of the example that has waited longest: the first."""
+        return 0
+
+    def put(self, owner: int, new: QueuedExamples) -> None:
+        """Add examples of the submission with the number ``owner``."""
+        if len(new.costs):
+            self._append(new._replace(owners=np.full(len(new.costs), owner, np.int64)))
+
+    def fitting(self, budget: float, max_count: int, max_weight: float) -> int:
+        """Return how many examples from the front are within these limits; at least one."""
+        found, cost, weight = 0, 0.0, 0.0
+        for examples in self._waiting:
+            costs, weights = cost + np.cumsum(examples.costs), weight + np.cumsum(examples.weights)
+            fit = min(
+                int(np.searchsorted(costs, budget, side="right")),
+                int(np.searchsorted(weights, max_weight, side="right")),
+            )
+            found += fit
+            if fit < len(costs) or found >= max_count:
+                break
+            cost, weight = float(costs[-1]), float(weights[-1])
+        return max(1, min(found, max_count))
+
+    def take(self, start: int, count: int) -> QueuedExamples:
+        """Remove the first ``count`` examples and return them; ``start`` is 0."""
+        taken: list[QueuedExamples] = []
+        while count and self._waiting:
+            examples = self._waiting.popleft()
+            if len(examples.costs) > count:
+                self._waiting.appendleft(examples.only(slice(count, None)))
+                examples = examples.only(slice(count))
+            taken.append(examples)
+            count -= len(examples.costs)
+            self._count -= len(examples.costs)
+            self.total -= float(examples.costs.sum())
+            self.total_weight -= float(examples.weights.sum())
+        if not self._waiting:
+            self.total = self.total_weight = 0.0  # no sum of rounding errors
+        empty = QueuedExamples.new(np.empty(0), None, 0.0)
+        return QueuedExamples(*map(np.concatenate, zip(*taken, strict=True))) if taken else empty
+
+    def drop(self, owners: set[int]) -> None:
+        """Remove the examples of these submissions."""
+        kept = [examples for examples in self._waiting if int(examples.owners[0]) not in owners]
+        self._waiting.clear()
+        self._count, self.total, self.total_weight = 0, 0.0, 0.0
+        for examples in kept:
+            self._append(examples)
+
+    def _append(self, examples: QueuedExamples) -> None:
+        self._waiting.append(examples)
+        self._count += len(examples.costs)
+        self.total += float(examples.costs.sum())
+        self.total_weight += float(examples.weights.sum())
 
 
 _FIRST_EXAMPLES = 16  # few enough to fit into any memory
@@ -162,7 +266,7 @@ class BatchPolicy:
         self.budget = Budget(limits, self.timing)
 
     def next(
-        self, backlog: Backlog, now: float, more_coming: bool, awaited: bool = False, idle: bool = False
+        self, backlog: Backlog | Arrivals, now: float, more_coming: bool, awaited: bool = False, idle: bool = False
     ) -> Cut | float | None:
         """Return the next batch, or the most seconds to wait for a better one, or None if nothing waits.
 
@@ -175,8 +279,7 @@ class BatchPolicy:
         """
         if not len(backlog):
             return None
-        oldest = int(np.argmin(backlog.since))
-        waited = now - float(backlog.since[oldest])
+        waited = now - backlog.oldest()
         patience = self._patience(backlog, awaited)
         wants_more = len(backlog) < self.limits.min_count and not awaited
         in_no_hurry = self.limits.max_wait is not None or wants_more or not self.timing.known
@@ -185,9 +288,9 @@ class BatchPolicy:
             return left
         # The most costly come first. If the backlog is refilled all the time, the others would wait forever, so an
         # example that has waited too long comes before them.
-        return self._cut(backlog, oldest if waited >= patience else 0)
+        return self._cut(backlog, backlog.place_of_oldest() if waited >= patience else 0)
 
-    def _patience(self, backlog: Backlog, awaited: bool) -> float:
+    def _patience(self, backlog: Backlog | Arrivals, awaited: bool) -> float:
         """Return how long an example may wait for others."""
         if self.limits.max_wait is not None:
             return self.limits.max_wait
@@ -196,14 +299,18 @@ class BatchPolicy:
         expected = self.timing.seconds(self.budget.limit(float(backlog.costs[0])))
         return min(max(expected, _SHORTEST_LINGER_S), _LONGEST_LINGER_S)
 
-    def _enough(self, backlog: Backlog) -> bool:
+    def _enough(self, backlog: Backlog | Arrivals) -> bool:
         """Return whether the backlog fills a batch."""
         if len(backlog) < self.limits.min_count:
             return False
-        full = backlog.costs.sum() >= self.budget.limit(float(backlog.costs[0]))
-        return full or len(backlog) >= self.limits.max_count or float(backlog.weights.sum()) >= self.limits.max_weight
+        full = backlog.total >= self.budget.limit(float(backlog.costs[0]))
+        return full or len(backlog) >= self.limits.max_count or backlog.total_weight >= self.limits.max_weight
 
-    def _cut(self, backlog: Backlog, start: int) -> Cut:
+    def _cut(self, backlog: Backlog | Arrivals, start: int) -> Cut:
+        if isinstance(backlog, Arrivals):
+            budget = self.budget.limit(float(backlog.costs[0]))
+            count = backlog.fitting(budget, self.limits.max_count, self.limits.max_weight)
+            return Cut(0, max(count, min(self.limits.min_count, len(backlog))), budget)
         costs = backlog.costs[start:]
         costs = costs[: self._same_bucket(costs)]
         budget = self.budget.limit(float(costs[0]))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from luminosity.errors import InvalidType
 
-__all__ = ["Block", "Indices", "as_block", "concat", "join", "piece", "rows", "sample", "size", "take"]
+__all__ = ["Block", "Indices", "as_block", "concat", "join", "part_of", "piece", "rows", "sample", "size", "take"]
 
 Block: TypeAlias = Any  # pyarrow has no type stubs
 """Any number of examples: an Arrow array, a record batch, a numpy array (first axis) or a list."""
@@ -50,6 +50,17 @@ def take(block: Block, indices: Indices) -> Block:
     if isinstance(block, np.ndarray):
         return block[indices]
     return block.take(pa.array(indices))
+
+
+def part_of(block: Block, indices: Indices) -> Block:
+    """Return the examples at these places, in this order; as a view where they follow each other.
+
+    >>> part_of(np.array([5, 6, 7]), np.array([1, 2])).base is not None
+    True
+    """
+    if not len(indices) or (np.diff(indices) != 1).any():
+        return take(block, indices)
+    return block[int(indices[0]) : int(indices[-1]) + 1]
 
 
 def piece(block: Block, start: int, end: int) -> Block:

@@ -97,6 +97,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     columnar: bool = False
     """Whether the handler takes columns of a table: ``prepare`` then gets an Arrow array, a numpy matrix or a record
     batch instead of a list of examples, and does almost no work per row."""
+    sums_costs: bool = False
+    """Whether a batch costs the sum of its examples' costs, because none is padded to the most costly one.
+    The host asks when the model is loaded."""
     concurrency: int = 1
     """How many calls of ``predict`` may run at once; above 1 only for thread-safe models."""
 

@@ -59,7 +59,7 @@ def test_prepared_blocks_are_arrow_lists_without_padding(handler: SentenceEmbedd
     assert prepared.type == pa.list_(pa.int32())
     assert prepared.to_pylist() == [[101, 2028, 2048, 102], [101, 2093, 102]]
     assert handler.cost(prepared.slice(1)).tolist() == [3]
-    assert handler.collate(prepared.slice(1)).inputs["input_ids"].tolist() == [[101, 2093, 102]]
+    assert handler.collate(prepared.slice(1)).inputs["ids"].tolist() == [101, 2093, 102]
 
 
 def test_nothing_heavy_is_pickled(handler: SentenceEmbedder, model: Any) -> None:
@@ -68,7 +68,7 @@ def test_nothing_heavy_is_pickled(handler: SentenceEmbedder, model: Any) -> None
     assert len(pickle.dumps(handler)) < 1000
     assert handler.output_type == pa.list_(pa.float32(), 384)
     assert handler.model_id == MINILM
-    assert handler.memory(model) == sum(p.nbytes for p in model.parameters()) + 512 * 8 * 2  # two buffers of positions
+    assert handler.memory(model) == sum(p.nbytes for p in model.parameters()) > 80_000_000
 
 
 def test_an_example_that_is_no_text_names_its_type(handler: SentenceEmbedder) -> None:

@@ -187,6 +187,11 @@ class WrappedHandler(BeamContract):
         self._inner.check_input_type(kind)
 
     @property
+    def sums_costs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # some read a file for it
+        """Whether a batch costs the sum of its examples' costs with the wrapped handler."""
+        return self._inner.sums_costs
+
+    @property
     def output_type(self) -> pa.DataType | None:  # type: ignore[override]  # some handlers read a file for it
         """The Arrow type of one prediction of the wrapped handler."""
         return self._inner.output_type

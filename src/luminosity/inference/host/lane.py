@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from luminosity.inference.batching import Backlog, BatchPolicy, Cut, QueuedExamples
-from luminosity.inference.blocks import Block, Indices, concat, piece, take
+from luminosity.inference.batching import Arrivals, Backlog, BatchPolicy, Cut, QueuedExamples
+from luminosity.inference.blocks import Block, Indices, concat, part_of, piece
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome
 from luminosity.inference.host.model import Model
@@ -79,6 +79,8 @@ class Batch:
     useful: float
     budget: float
     waited: float
+    is_padded: bool = True
+    """Whether each example costs as much as the most costly one."""
     inputs: Any = None
     due_from: float | None = None
     """When its timeout began to run; None before the computation starts."""
@@ -102,8 +104,8 @@ class Batch:
 
     @property
     def padded(self) -> float:
-        """The cost of the batch when every example is padded to the longest one."""
-        return self.longest * self.count
+        """The cost of the batch when every example is padded to the longest one, if the model pads."""
+        return self.longest * self.count if self.is_padded else self.useful
 
     def is_wanted(self) -> bool:
         """Return whether a session still waits for any of the examples."""
@@ -116,7 +118,7 @@ class Batch:
 
     def prepared(self) -> Block:
         """Return all examples as one block."""
-        return concat([take(submission.prepared, places) for submission, places in self.parts])
+        return concat([part_of(submission.prepared, places) for submission, places in self.parts])
 
     def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
         """Return one successful outcome per submission, with the session that gets it."""
@@ -137,7 +139,7 @@ class Batch:
 
     def again(self) -> Batch:
         """Return a new batch of the same examples: a thread may still hold this one."""
-        return Batch(self.lane, self.parts, self.longest, self.useful, self.budget, self.waited)
+        return Batch(self.lane, self.parts, self.longest, self.useful, self.budget, self.waited, self.is_padded)
 
     def halves(self) -> list[Batch]:
         """Return the same examples as two batches. Costs are halved, not looked up: they are only estimates."""
@@ -150,7 +152,10 @@ class Batch:
             seen += len(places)
             first += [(submission, places[:here])] if here else []
             second += [(submission, places[here:])] if here < len(places) else []
-        return [Batch(self.lane, parts, self.longest, self.useful / 2, self.budget, 0.0) for parts in (first, second)]
+        return [
+            Batch(self.lane, parts, self.longest, self.useful / 2, self.budget, 0.0, self.is_padded)
+            for parts in (first, second)
+        ]
 
 
 class Lane:
@@ -173,7 +178,9 @@ class Lane:
         self.settings = settings
         self.model = model
         self.policy = BatchPolicy(limits_of(handler), settings.longest_wait)
-        self.backlog = Backlog()
+        self.backlog: Backlog | Arrivals = Backlog()
+        self.is_padded: bool | None = None
+        """Whether the model pads examples; None before it is loaded."""
         self.retries: deque[Batch] = deque()
         self.users = 0
         self.unused_since = 0.0
@@ -187,7 +194,7 @@ class Lane:
 
     def has_work(self) -> bool:
         """Return whether any example waits. Called often, for every lane."""
-        return self.backlog.costs.size > 0 or (bool(self.retries) and any(batch.is_wanted() for batch in self.retries))
+        return len(self.backlog) > 0 or (bool(self.retries) and any(batch.is_wanted() for batch in self.retries))
 
     def waiting_since(self) -> float:
         """Return when the oldest example arrived; retried examples count as older than all others."""
@@ -202,7 +209,15 @@ class Lane:
         return len(self.backlog) < most and self._queued_bytes < _QUEUE_BYTES
 
     def next(self, now: float, idle: bool) -> Batch | float | None:
-        """Return the next batch, or the seconds until there may be one, or None if that needs a change."""
+        """Return the next batch, or the seconds until there may be one, or None if that needs a change.
+
+        The model is loaded.
+        """
+        if self.is_padded is None:
+            has_own_lengths = self.policy.limits.length is not None  # the author's, perhaps with boundaries
+            self.is_padded = has_own_lengths or not self.handler.sums_costs
+            if isinstance(self.backlog, Backlog) and not self.is_padded:
+                self.backlog = self.backlog.in_order_of_arrival()
         while self.retries:
             batch = self.retries.popleft()
             if batch.is_wanted():
@@ -275,7 +290,8 @@ class Lane:
                 del self._submissions[owner]
                 self._queued_bytes -= submission.size
         waited = float((now - taken.since).sum())
-        return Batch(self, parts, float(taken.costs[0]), float(taken.costs.sum()), cut.budget, waited)
+        longest, useful = float(taken.costs.max()), float(taken.costs.sum())
+        return Batch(self, parts, longest, useful, cut.budget, waited, self.is_padded is not False)
 
 
 class LaneQueue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.handlers.text.packed.packing import PackedEmbedder
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Tokenizer
@@ -43,7 +44,8 @@ class SentenceEmbedder(TextHandler[str]):
         max_length: the number of tokens at which texts are cut. The default is the model's own.
         device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
         dtype: the type of the weights, such as "bfloat16".
-        compile: compile the encoder, and pad to few different lengths.
+        compile: compile the encoder. A model without padding runs uncompiled meanwhile, for half a minute or more; for
+            others, texts are padded to few different lengths.
         load_model_args: passed to ``from_pretrained`` of transformers.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
@@ -127,34 +129,58 @@ class SentenceEmbedder(TextHandler[str]):
         ids = self.tokenizer.ids([self.prompt])[0].as_py()
         return len(ids) - (ids[-1] in self.tokenizer.whole.all_special_ids)
 
+    def _is_packable(self) -> bool:
+        return self.recipe.includes_prompt or not self.prompt  # otherwise pooling leaves out some tokens
+
     def load_model(self) -> Any:
         """Return the encoder and the Dense steps."""
-        torch = require("torch", "torch")
+        if self.packing is None:
+            return self._load_whole()
+        steps = self.recipe.steps
+        dense = self._load_dense()
+        key = f"{self.recipe.pooling} {steps}" if self._compile else ""
+        return PackedEmbedder(self.packing, self.recipe.pooling, dense, partial(_finished, steps, dense), key)
+
+    def _load_whole(self) -> Any:
         encoder = self.load("AutoModel", optional=("pooler.",))
+        return require("torch", "torch").nn.ModuleList([self.compiled(encoder), *self._load_dense()])
+
+    def _load_dense(self) -> list[Any]:
         dense = [load_dense(self._pretrained, folder) for kind, folder in self.recipe.steps if kind == "Dense"]
-        dense = [step.to(self.device).requires_grad_(False) for step in dense]
-        return torch.nn.ModuleList([self.compiled(encoder), *dense])
+        return [step.to(self.device).requires_grad_(False) for step in dense]
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Encode the batch, pool the vectors of its tokens, and apply the Dense and Normalize steps."""
         torch = require("torch", "torch")
+        if "starts" in batch.inputs:
+            if not inference_args:
+                return model(batch.inputs, batch.host_data)
+            model, batch = self.whole, self.padded(batch)
         encoder, *dense = model
         vectors = self.call(encoder, batch, inference_args)[0]
         mask = batch.inputs.get("attention_mask")
         mask = torch.ones_like(batch.inputs["input_ids"], dtype=torch.bool) if mask is None else mask
         if self._prompt_tokens:
             mask = mask & (torch.arange(mask.shape[1], device=mask.device) >= self._prompt_tokens)
-        embeddings = pool_tokens(vectors, mask, self.recipe.pooling)
-        for kind, _ in self.recipe.steps:
-            if kind == "Dense":
-                embeddings = dense.pop(0)(embeddings)
-            else:
-                embeddings = torch.nn.functional.normalize(embeddings, dim=-1)
-        return embeddings
+        return _finished(self.recipe.steps, dense, pool_tokens(vectors, mask, self.recipe.pooling))
 
     def collect(self, outputs: Outputs) -> Block:
         """Return the embeddings as a numpy matrix, a row for each text."""
         return outputs.values.numpy(force=True)
+
+
+_LEAST_LENGTH = 1e-12  # as torch's own normalize, which would have to be imported inside of compiled code
+
+
+def _finished(steps: Sequence[tuple[str, str]], dense: Sequence[Any], embeddings: Any) -> Any:
+    """Return embeddings after the Dense and Normalize steps."""
+    left = iter(dense)
+    for kind, _ in steps:
+        if kind == "Dense":
+            embeddings = next(left)(embeddings)
+        else:
+            embeddings = embeddings / embeddings.norm(dim=-1, keepdim=True).clamp(min=_LEAST_LENGTH)
+    return embeddings
 
 
 # In the order in which a model with several modes concatenates them.

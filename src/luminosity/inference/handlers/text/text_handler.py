@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import PredictionResult
@@ -17,12 +19,16 @@ from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.padding import pad_rows
+from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
 from luminosity.inference.handlers.text.plain_tokenizer import PlainModel
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.text.tokens import (
     Lists,
     Tokenizer,
+    flat_values,
     is_same_tokenizer,
+    offsets_of,
     pad_tokens,
     texts_of,
     token_counts,
@@ -62,6 +68,8 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
 
     reads_tokenizer_json = True
     """Set it to False on a handler to tokenise with transformers in any case."""
+    packs_rows = True
+    """Set it to False on a handler to run the model with transformers in any case."""
     padding_side = "right"
     cut_side = "right"
 
@@ -154,6 +162,31 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
             )
 
     @cached_property
+    def packing(self) -> Packing | None:
+        """How the model runs packed in this process; None if it runs with transformers."""
+        if not self.packs_rows or not self._is_packable() or (self._compile and self.device.type != "cuda"):
+            return None
+        return packing_of(self.source, self.device, self.dtype)
+
+    def _is_packable(self) -> bool:
+        """Return whether the handler computes nothing that the packed model can't."""
+        return False
+
+    @property
+    def sums_costs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether a batch costs the sum of its texts' tokens: if none of them is padded."""
+        return self.packing is not None and self.packing.is_free
+
+    @cached_property
+    def whole(self) -> Any:
+        """The model of transformers, for a packed handler with arguments that only that one takes."""
+        return self._load_whole()
+
+    def _load_whole(self) -> Any:
+        """Load the model with transformers."""
+        raise NotImplementedError(f"{type(self).__name__} has no method `_load_whole`")
+
+    @cached_property
     def pad_id(self) -> int:
         """The token id that fills the end of shorter texts."""
         candidates = (self.config.get_text_config().pad_token_id, self.tokenizer.whole.pad_token_id)
@@ -183,14 +216,30 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         return token_counts(self.tokens_of(prepared))
 
     def collate(self, prepared: Block) -> Batch:
-        """Pad the token ids to one length, with a mask if there is padding."""
+        """Join the token ids of all texts, or pad them to one length, with a mask if there is padding."""
         torch = require("torch", "torch")
+        if self.packing is not None:
+            tokens = self.tokens_of(prepared)
+            counts = token_counts(tokens)
+            inputs = {
+                "ids": torch.from_numpy(flat_values(tokens).astype(np.int32)),  # a copy: Arrow's memory is read-only
+                "starts": torch.from_numpy(offsets_of(counts, len(counts))),
+            }
+            return Batch(inputs, len(prepared), int(counts.max()))
         limit = self.tokenizer.limit if self._compile else None
         ids, mask = pad_tokens(self.tokens_of(prepared), self.pad_id, self.padding_side, self._compile, limit)
         inputs = {"input_ids": torch.from_numpy(ids)}
         if not mask.all():  # attention is faster without a mask
             inputs["attention_mask"] = torch.from_numpy(mask)
         return Batch(inputs, len(prepared))
+
+    def padded(self, batch: Batch) -> Batch:
+        """Return a packed batch as transformers takes it."""
+        torch = require("torch", "torch")
+        ids, starts = (batch.inputs[name].cpu().numpy() for name in ("ids", "starts"))
+        values, mask = pad_rows(ids, np.diff(starts), batch.host_data, self.pad_id, self.padding_side)
+        inputs = {"input_ids": torch.from_numpy(values), "attention_mask": torch.from_numpy(mask)}
+        return replace(batch, inputs={name: tensor.to(self.device) for name, tensor in inputs.items()})
 
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
         """Load the model of this kind onto its device."""

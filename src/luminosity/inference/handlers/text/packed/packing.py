@@ -1,0 +1,150 @@
+"""Whether a handler's model runs packed, and the model that does: token ids in, a vector for each row out."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from luminosity.core import InferenceMetrics
+from luminosity.extras import require
+from luminosity.inference.handler import note
+from luminosity.inference.handlers.text.packed.compiling import InBackground, prepare_cache
+from luminosity.inference.handlers.text.packed.families import Unfit, shape_of
+from luminosity.inference.handlers.text.packed.weights import Weights
+
+__all__ = ["PackedEmbedder", "Packing", "packing_of"]
+_LOGGER = logging.getLogger(__name__)
+
+_WHERE = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
+"""Loading arguments that only say where the files are; all others are for transformers."""
+
+
+class _Files(Protocol):
+    """The files of a model."""
+
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+    def json(self, name: str) -> Any: ...
+
+    def file(self, name: str) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a model runs packed."""
+
+    weights: Weights
+    device: Any
+    dtype: Any
+    is_free: bool
+    """Whether no row is padded: a batch then costs the sum of its rows' tokens, whatever their lengths."""
+
+    def encoder(self) -> Any:
+        """Load the weights onto the device."""
+        return _encoder().Encoder(self.weights.shape, *self.weights.load(self.device, self.dtype))
+
+
+def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
+    """Return how a model runs packed, or None if it needs transformers; a line of the log says why.
+
+    ``dtype``: the type of the weights, or None for the one that the model was saved with.
+    """
+    try:
+        return _packing_of(files, device, dtype)
+    except Unfit as error:
+        _LOGGER.info("The model runs in transformers, padded: %s.", error)
+        return None
+
+
+def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
+    torch = require("torch", "torch")
+    others = sorted(files.arguments.keys() - _WHERE)
+    if others:
+        raise Unfit(f"{others[0]} is an argument of transformers")
+    if device.type not in ("cpu", "cuda"):
+        raise Unfit(f"its device is {device.type}")
+    config = files.json("config.json")
+    if config is None:
+        raise Unfit("it has no config.json")
+    if files.file("adapter_config.json") is not None:
+        raise Unfit("it has adapters")
+    shape = shape_of(config)
+    path = files.file("model.safetensors")
+    if path is None:
+        raise Unfit("it has no model.safetensors")
+    weights = Weights.of(path, shape)
+    if dtype is None:
+        dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or weights.dtype))
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise Unfit(f"its type is {dtype}")
+    if device.type == "cpu" and dtype != torch.float32:
+        raise Unfit(f"its type is {dtype} on the CPU")
+    return Packing(weights, device, dtype, _encoder().attends_without_padding(shape, device, dtype))
+
+
+def _encoder() -> Any:
+    """Return the module of the encoder. It imports torch, which the processes that only tokenise don't need."""
+    return importlib.import_module("luminosity.inference.handlers.text.packed.encoder")
+
+
+class PackedEmbedder:
+    """An encoder with pooling and the steps after it, for rows of token ids.
+
+    ``finish`` takes the pooled vectors; ``steps`` are its modules.
+    """
+
+    def __init__(
+        self, packing: Packing, modes: Sequence[str], steps: Sequence[Any], finish: Callable[[Any], Any], key: str = ""
+    ) -> None:
+        """``key`` names the modes and the steps; empty if nothing is to be compiled."""
+        self._modes = tuple(modes)
+        self._steps = steps
+        self._finish = finish
+        self.encoder = packing.encoder()
+        module = _encoder()
+        self._rows, self._pool = module.Rows, module.pool_rows
+        self._background: InBackground | None = None
+        if key and packing.is_free:
+            prepare_cache()
+            self._background = InBackground(self._flat, f"{key} {packing.weights.shape} {_machine(packing)}")
+
+    def parameters(self) -> Iterator[Any]:
+        """Yield all tensors of the model."""
+        yield from self.encoder.parameters()
+        for step in self._steps:
+            yield from step.parameters()
+
+    def buffers(self) -> Iterator[Any]:
+        """Yield the buffers of the steps."""
+        for step in self._steps:
+            yield from step.buffers()
+
+    def __call__(self, inputs: Mapping[str, Any], longest: int) -> Any:
+        """Return the vectors of the rows, on the device. ``inputs`` has the ids, and where rows start."""
+        ids, starts = inputs["ids"], inputs["starts"]
+        rows = self._rows.of(starts, len(ids), longest)
+        positions = self.encoder.positions(ids, rows)
+        count = starts.shape[0] - 1
+        note(InferenceMetrics.PACKED, count)
+        if self._background is None or count < 2 or longest < 2:
+            return self._whole(ids, positions, rows)
+        vectors = self._background(len(ids), ids, positions, rows.owners, rows.places, starts, longest)
+        note(InferenceMetrics.COMPILED, count if self._background.is_compiled else 0)
+        return vectors
+
+    def _flat(self, ids: Any, positions: Any, owners: Any, places: Any, starts: Any, longest: int) -> Any:
+        """Return the vectors; all arguments are tensors and numbers, as the compiler needs them."""
+        return self._whole(ids, positions, self._rows(starts, owners, places, longest, False))
+
+    def _whole(self, ids: Any, positions: Any, rows: Any) -> Any:
+        return self._finish(self._pool(self.encoder.states(ids, positions, rows), rows, self._modes))
+
+
+def _machine(packing: Packing) -> str:
+    """Return what compiled code depends on besides the model."""
+    torch = require("torch", "torch")
+    return f"{torch.__version__} {torch.cuda.get_device_name(packing.device)} {packing.dtype}"
