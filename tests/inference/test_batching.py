@@ -309,6 +309,7 @@ class TestArrivals:
         cut = policy.next(arrivals, now=9.0, more_coming=False)
 
         assert limit == 16.0
+        assert isinstance(cut, Cut)
         assert cut == Cut(0, 4, 16.0)  # 5 + 1 + 7 + 2 is within it, and 2 more are not
         taken = arrivals.take(cut.start, cut.count)
         assert taken.costs.tolist() == [5, 1, 7, 2]

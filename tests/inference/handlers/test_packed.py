@@ -24,7 +24,7 @@ from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_b
 
 CPU = torch.device("cpu")
 LONGEST = 64
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 200,
     "hidden_size": 48,
     "num_hidden_layers": 4,
@@ -32,8 +32,8 @@ SMALL = {
     "intermediate_size": 80,
     "initializer_range": 0.2,
 }
-AFTER_PADDING = {"max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "pad_token_id": 1}
-CONFIGS = {
+AFTER_PADDING: dict[str, Any] = {"max_position_embeddings": LONGEST + 2, "type_vocab_size": 1, "pad_token_id": 1}
+CONFIGS: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertConfig(**SMALL, max_position_embeddings=LONGEST),
     "roberta": lambda: transformers.RobertaConfig(**SMALL, **AFTER_PADDING),
     "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SMALL, **AFTER_PADDING),
@@ -122,7 +122,7 @@ def test_a_model_with_a_head_is_read_without_it(tmp_path: Path) -> None:
 
 
 def embed(handler: SentenceEmbedder, texts: list[str], model: Any, **arguments: Any) -> np.ndarray:
-    results = handler.run_inference(texts, model, arguments or None)
+    results: Any = handler.run_inference(texts, model, arguments or None)
     return np.stack([result.inference for result in results])
 
 

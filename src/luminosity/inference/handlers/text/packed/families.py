@@ -220,7 +220,12 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     return Shape(
         family,
         names,
-        **sizes,
+        vocabulary=sizes["vocabulary"],
+        width=sizes["width"],
+        inside=sizes["inside"],
+        heads=sizes["heads"],
+        layers=sizes["layers"],
+        positions=sizes["positions"],
         epsilon=1e-12 if is_distilled else _number(config, "layer_norm_eps"),
         types=_whole(config, "type_vocab_size") if names.types else 0,
         padding=_MPNET_PADDING if family == "mpnet" else _whole(config, "pad_token_id") if names is _ROBERTA else None,

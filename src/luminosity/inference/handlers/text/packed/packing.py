@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +87,9 @@ def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
 
 def _encoder() -> Any:
     """Return the module of the encoder. It imports torch, which the processes that only tokenise don't need."""
-    return importlib.import_module("luminosity.inference.handlers.text.packed.encoder")
+    from luminosity.inference.handlers.text.packed import encoder
+
+    return encoder
 
 
 class PackedEmbedder:
