@@ -108,11 +108,12 @@ def test_what_the_fork_server_imports_is_safe_to_fork() -> None:
     code = f"""
 import importlib, os, pkgutil, sys, threading
 from luminosity.engine.workers import forkserver
-from luminosity.engine.workers.launcher import _STEP_MODULES
+from luminosity.engine.workers.launcher import _STEP_MODULES, _WITH_TORCH
 forkserver._preload()
 import luminosity
 names = [module.name for module in pkgutil.walk_packages(luminosity.__path__, "luminosity.")]
 names = [name for name in names if name.startswith(_STEP_MODULES) and not name.endswith("__main__")]
+names = [name for name in names if name not in _WITH_TORCH]
 assert len(names) > 50
 forkserver._import_for_workers([*names, "luminosity.inference.no_such_module"])
 assert "tokenizers" in sys.modules
@@ -165,6 +166,7 @@ def test_workers_find_what_the_pipeline_needs_imported_but_not_the_script(tmp_pa
         ("import apache_beam, luminosity", []),  # Beam alone has pandas
         ("import apache_beam, luminosity, pandas as pd", ["pandas"]),
         ("import luminosity, pandas", ["pandas"]),
+        ("import luminosity.inference.handlers.text.packed.encoder", []),  # it imports torch
         ("import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model", ["pandas"]),
     ],
 )
@@ -178,6 +180,7 @@ print(json.dumps(modules_to_preload()))
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     assert [name for name in found if not name.startswith("luminosity.")] == expected  # and nothing that loads OpenMP
+    assert not any(name.endswith("encoder") for name in found)
 
 
 class Slow(Handler[str, int, int]):

@@ -56,6 +56,7 @@ _ROOT = "/"
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
+_WITH_TORCH = ("luminosity.inference.handlers.text.packed.encoder",)  # imports torch at its top
 _SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -140,7 +141,7 @@ def modules_to_preload() -> list[str]:
     that: scikit-learn loads OpenMP, which reads ``OMP_NUM_THREADS`` once, and each worker has a number of its own.
     """
     names = list(sys.modules)
-    found = [name for name in names if name.startswith(_STEP_MODULES)]
+    found = [name for name in names if name.startswith(_STEP_MODULES) and name not in _WITH_TORCH]
     return [*found, "pandas"] if _SKLEARN in sys.modules or _has_pandas(names) else found
 
 

@@ -23,9 +23,8 @@ _COMPILER_PROCESSES = 2  # torch starts one a core; each imports torch, and the 
 _LEAST_GAIN = 0.02  # of the time of a batch; else the compiled code is not used
 _TIMED = 5  # runs of each
 _FIRST_CALLS = 8  # the budget of batches still grows
-_LEAST_TOKENS = (
-    1024  # of a batch that runs compiled; torch compiles sizes of 0 and 1 apart, and small ones don't matter
-)
+# Of a batch that runs compiled. Torch compiles sizes of 0 and 1 apart, and small batches don't matter.
+_LEAST_TOKENS = 1024
 _LEAST_COSINE = 0.9995
 _LENGTHS_DIFFER = 0.02  # by which share the lengths of a vector may differ
 _CACHE_BYTES = 2_000_000_000
