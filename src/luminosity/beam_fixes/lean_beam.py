@@ -1,15 +1,15 @@
 """Faster imports of Beam: without garbage collection, and without libraries that most pipelines do not use.
 
-``import apache_beam`` imports pandas, pymongo, requests and others, which is half of its time. Here these imports wait
-until something uses them:
+``import apache_beam`` imports pandas, pyarrow and pymongo, which is half of its time and of its memory. Here these
+imports wait until something uses them:
 
-* A package of Beam that copies all names of a module into itself gets those of :data:`_PARTS` when one is asked for.
-* A module of Beam that uses a library only in its functions gets a stand-in for it. With its first use, the library
-  is imported and takes the place of the stand-in.
+* ``apache_beam.io`` and ``apache_beam.typehints`` copy all names of some modules into themselves. They get those of
+  :data:`_PARTS` when one is asked for.
+* ``apache_beam.io.textio`` uses pandas at its top, but only to copy from its documentation.
+* ``apache_beam.ml.inference.base`` imports torch if it can, only to manage models.
 
-Only import statements at the top of the modules named here are affected, while these modules are run. Neither
-``sys.modules`` nor an import of anybody else ever yields a stand-in. What a program has imported already, and what is
-not installed, is imported as ever.
+Each of these modules runs with an ``__import__`` of its own. Nobody else ever sees it, or a stand-in. What a program
+has imported already, and what is not installed, is imported as ever.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import importlib
 import re
 import resource
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, cast
@@ -30,33 +29,14 @@ __all__ = ["collect_seldom", "import_beam", "install"]
 
 Run = Callable[[ModuleType, Callable[[ModuleType], None]], None]  # gets a module, and what runs its code
 
-_IO, _TYPES = "apache_beam.io", "apache_beam.typehints"
+_IO, _TYPES, _TEXT = "apache_beam.io", "apache_beam.typehints", "apache_beam.io.textio"
 _INFERENCE = "apache_beam.ml.inference.base"
-_BIGQUERY = f"{_IO}.gcp.bigquery"
-# Modules whose names a package copies, with the library for whose types they are, if anything depends on it.
+# Modules whose names a package copies, with the libraries that make them slow to import.
 _PARTS: Mapping[str, Mapping[str, str]] = {
-    _IO: {
-        f"{_IO}.avroio": "",
-        f"{_IO}.mongodbio": "",
-        f"{_IO}.parquetio": "",
-        _BIGQUERY: "",
-        f"{_IO}.gcp.pubsub": "",
-    },
+    _IO: {f"{_IO}.mongodbio": "pymongo", f"{_IO}.parquetio": "pyarrow"},
     _TYPES: {f"{_TYPES}.pandas_type_compatibility": "pandas", f"{_TYPES}.arrow_type_compatibility": "pyarrow"},
 }
-_MISSING_WITHOUT_CLOUD = (_BIGQUERY, f"{_IO}.gcp.pubsub")  # Beam goes on if they can't be imported
-_TEXT = f"{_IO}.textio"  # uses pandas at its top, but only to copy from its documentation
-_LIBRARIES: Mapping[str, Sequence[str]] = {
-    "apache_beam.internal.http_client": ("httplib2",),
-    "apache_beam.ml.transforms.base": ("jsonpickle",),
-    f"{_IO}.gcp.gce_metadata_util": ("requests",),
-    _TEXT: ("pandas",),
-    "apache_beam.transforms.external": ("yaml",),
-    "apache_beam.transforms.managed": ("yaml",),
-    "apache_beam.transforms.util": ("cryptography.fernet",),
-    _TYPES: ("pandas", "pyarrow"),
-    f"{_TYPES}.typehints": ("beartype.door", "beartype.roar"),
-}
+_LIBRARIES: Mapping[str, Sequence[str]] = {_TEXT: ("pandas",), _TYPES: ("pandas", "pyarrow")}
 # Beam imports it, and with it torch, only if it can; and again when it is used. Torch takes 2 s and 200 MB.
 _REFUSED = {_INFERENCE: "apache_beam.ml.inference.model_manager"}
 _ALL = re.compile(r"^__all__ = \[(.*?)\]", re.DOTALL | re.MULTILINE)
@@ -134,71 +114,43 @@ class _Loader:
         return getattr(self._inner, name)
 
 
-class _Imports:
-    """Python's ``__import__``, which gives stand-ins to the modules that are run here, and to nobody else."""
+def _run_lean(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
+    name, names = module.__name__, vars(module)
+    left_out: list[str] = []
+    names["__builtins__"] = {**vars(builtins), "__import__": _importer(name, left_out)}
+    try:
+        execute(module)
+    finally:
+        names["__builtins__"] = vars(builtins)  # its functions keep the others, which differ in nothing else
+    if name == _INFERENCE:
+        names["resource"] = resource  # Beam sets it to None together with the model manager
+    if isinstance(names.get("pandas"), _Documented):
+        del names["pandas"]
+        names["__getattr__"] = _pandas_of_text
+    if left_out:
+        package = _Package(module, left_out)
+        names.update(__getattr__=package.get, __dir__=package.dir)
+        if name == _TYPES:
+            batch = vars(sys.modules[f"{_TYPES}.batch"])
+            batch["BATCH_CONVERTER_REGISTRY"] = _Converters(batch["BATCH_CONVERTER_REGISTRY"])
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._original: Any = None
-        self._running: list[str] = []  # by any thread
-        self.left_out: dict[str, list[str]] = {}  # by package: the parts whose names it has not got
 
-    def run(self, module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
-        """Run a module's code."""
-        name = module.__name__
-        self.left_out[name] = []
-        with self._lock:
-            if builtins.__import__ != self._import:
-                self._original, builtins.__import__ = builtins.__import__, self._import
-            self._running.append(name)
-        try:
-            execute(module)
-        finally:
-            with self._lock:
-                self._running.remove(name)
-                if not self._running and builtins.__import__ == self._import:
-                    builtins.__import__ = self._original
+def _importer(importer: str, left_out: list[str]) -> Callable[..., Any]:
+    """Return the ``__import__`` of one module. It adds the parts that the module has not got to ``left_out``."""
 
-    def _import(
-        self,
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Mapping[str, Any] | None = None,
-        fromlist: Sequence[str] | None = (),
-        level: int = 0,
-    ) -> Any:
-        importer = globals.get("__name__", "") if globals else ""
-        if importer in self._running and level == 0 and name not in sys.modules:
+    def find(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in sys.modules:
             if _REFUSED.get(importer) == name:
                 raise ImportError(f"{name} is imported when it is used", name=name)
-            part = _PARTS.get(importer, {}).get(name)
-            if part is not None and part not in sys.modules:
-                self.left_out[importer].append(name)
+            library = _PARTS.get(importer, {}).get(name)
+            if library is not None and library not in sys.modules:
+                left_out.append(name)
                 return _Nothing(name)
-            library = name.partition(".")[0]
-            if name in _LIBRARIES.get(importer, ()) and library not in sys.modules and _is_installed(library):
-                if importer == _TEXT:
-                    return _Documented(name)
-                return _Names(importer, name) if fromlist else _Library(importer, name)
-        return self._original(name, globals, locals, fromlist, level)
+            if name in _LIBRARIES.get(importer, ()) and _is_installed(name):
+                return _Documented(name) if importer == _TEXT else _Nothing(name)
+        return builtins.__import__(name, *args, **kwargs)
 
-
-_imports = _Imports()
-
-
-def _run_lean(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
-    _imports.run(module, execute)
-    if module.__name__ == _INFERENCE:
-        vars(module)["resource"] = resource  # Beam sets it to None together with the model manager
-    if left_out := _imports.left_out.pop(module.__name__):
-        package = _Package(module, left_out)
-        vars(module).update(__getattr__=package.get, __dir__=package.dir)
-        if module.__name__ == _TYPES:
-            batch = sys.modules[f"{_TYPES}.batch"]
-            vars(batch)["BATCH_CONVERTER_REGISTRY"] = _Converters(vars(batch)["BATCH_CONVERTER_REGISTRY"])
-        if _BIGQUERY in left_out:
-            transform = vars(sys.modules["apache_beam.transforms.ptransform"])["PTransform"]
-            transform._known_urns = _Transforms(transform._known_urns)
+    return find
 
 
 def _is_installed(library: str) -> bool:
@@ -208,25 +160,13 @@ def _is_installed(library: str) -> bool:
 
 
 class _Nothing(ModuleType):
-    """A module without names, for ``from … import *``."""
+    """A module without names, for ``from … import *``, and for an import that asks whether a library is there."""
 
     __all__ = ()
 
 
-class _Names:
-    """A library whose names are copied, as by ``from library import name``."""
-
-    def __init__(self, importer: str, library: str) -> None:
-        self._of = importer, library
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Later(*self._of, name)
-
-
 class _Documented:
-    """A library, or a name in it, whose documentation is that of its parameters."""
+    """pandas, or a name in it, whose documentation names it instead of describing its parameters."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -236,57 +176,10 @@ class _Documented:
         return _Documented(f"{self._name}.{name}")
 
 
-class _Later:
-    """A class or function of a library that is imported when it is called or tested for."""
-
-    def __init__(self, importer: str, library: str, name: str) -> None:
-        self._importer, self._library, self._name = importer, library, name
-
-    def real(self, library: str) -> Any:
-        """Return what this stands for, if it is of this library."""
-        if self._library.partition(".")[0] != library.partition(".")[0]:
-            return self
-        return getattr(importlib.import_module(self._library), self._name)
-
-    def _used(self) -> Any:
-        _settle(self._importer, self._library)
-        return self.real(self._library)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._used()(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._used(), name)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._used())
-
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return issubclass(subclass, self._used())
-
-
-class _Library(ModuleType):
-    """A library that is imported when an attribute of it is used."""
-
-    def __init__(self, importer: str, library: str) -> None:
-        super().__init__(library)
-        self.__dict__["_importer"] = importer
-
-    def real(self, library: str) -> Any:
-        """Return what this stands for, if it is this library."""
-        return importlib.import_module(library) if library == self.__name__ else self
-
-    def __getattr__(self, name: str) -> Any:
-        _settle(self.__dict__["_importer"], self.__name__)
-        return getattr(self.real(self.__name__), name)
-
-
-def _settle(importer: str, library: str) -> None:
-    """Put what is real in place of all stand-ins for a library that a module has."""
-    names = vars(sys.modules[importer])
-    for name, value in list(names.items()):
-        if isinstance(value, _Later | _Library):
-            names[name] = value.real(library)
+def _pandas_of_text(name: str) -> Any:
+    if name != "pandas":
+        raise AttributeError(f"module {_TEXT!r} has no attribute {name!r}")
+    return importlib.import_module(name)
 
 
 class _Package:
@@ -339,33 +232,41 @@ class _Package:
 
     def _copy(self, part: str) -> None:
         """Do what ``from part import *`` does."""
-        try:
-            module = importlib.import_module(part)
-        except ImportError:
-            if part in _MISSING_WITHOUT_CLOUD:
-                return
-            raise
+        module = importlib.import_module(part)
         names = vars(self._package)
         for name in module.__all__:
             names.setdefault(name, getattr(module, name))
 
 
 class _Converters(dict[str, Any]):
-    """Beam's converters of batches: those for a library's types are there when the library is."""
+    """Beam's converters of batches: those for a library's types are there as soon as the library is."""
 
-    def items(self) -> Any:
-        """Return all that the libraries imported so far may need."""
+    def _complete(self) -> _Converters:
         for part, library in _PARTS[_TYPES].items():
             if sys.modules.get(library) is not None:
                 importlib.import_module(part)
-        return list(super().items())
+        return self
 
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self._complete(), name)
 
-class _Transforms(dict[str, Any]):
-    """The transforms that Beam finds by their URNs: a module that is not imported yet may define one."""
+    def __getitem__(self, name: str) -> Any:
+        return dict.__getitem__(self._complete(), name)
 
-    def __missing__(self, urn: str) -> Any:
-        importlib.import_module(_BIGQUERY)
-        if urn in self:
-            return self[urn]
-        raise KeyError(urn)
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self._complete())
+
+    def __len__(self) -> int:
+        return dict.__len__(self._complete())
+
+    def items(self) -> Any:
+        """Return all that the libraries imported so far may need."""
+        return dict.items(self._complete())
+
+    def keys(self) -> Any:
+        """Return their names."""
+        return dict.keys(self._complete())
+
+    def values(self) -> Any:
+        """Return what makes them."""
+        return dict.values(self._complete())
