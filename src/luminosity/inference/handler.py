@@ -99,7 +99,9 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     batch instead of a list of examples, and does almost no work per row."""
     sums_costs: bool = False
     """Whether a batch costs the sum of its examples' costs, because none is padded to the most costly one.
-    The host asks when the model is loaded."""
+
+    The host asks when the model is loaded. ``collate`` then gets slices of what ``prepare`` returned, and must not
+    change them: the same examples may be computed again."""
     concurrency: int = 1
     """How many calls of ``predict`` may run at once; above 1 only for thread-safe models."""
 

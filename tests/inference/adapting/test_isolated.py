@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luminosity import Handler
+from luminosity import Handler, SentenceEmbedder
 from luminosity.inference.adapting import isolated
 from luminosity.inference.adapting.isolated import IsolatedHandler
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.interface import LaneSettings
+from tests.inference.texts import MINILM
 from tests.processes import wait_for
 
 SCRIPT = """
@@ -120,3 +121,18 @@ def test_loads_that_hang_leave_one_process_at_most() -> None:
     for process in hanging:
         process.kill()
     assert len(hanging) <= 1
+
+
+def test_a_text_encoder_of_another_process_gets_padded_batches() -> None:
+    """This process has no device, so it can't say whether that one needs no padding."""
+    inner = SentenceEmbedder(MINILM, device="CPU")
+    handler = IsolatedHandler(inner)
+    assert not handler.sums_costs
+    model = handler.load_model()
+    try:
+        batch = handler.collate(handler.prepare(["one text", "two"]))
+        assert "input_ids" in batch.inputs
+        assert np.shape(handler.predict(model, batch)) == (2, 384)
+    finally:
+        model.kill()
+    assert "packing" not in vars(inner) or inner.packing is None

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import transformers
 
 from luminosity.inference.blocks import take
+from luminosity.inference.handlers.text import text_handler
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.handlers.text.packed.compiling import InBackground, is_same
 from luminosity.inference.handlers.text.packed.encoder import Rows, attends_without_padding, pool_rows
@@ -259,6 +261,81 @@ def test_other_types_and_arguments_are_left_to_transformers(tmp_path: Path) -> N
     pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))
     assert SentenceEmbedder(str(tmp_path / "prompts"), device="CPU", prompt="Find: ").packing is None
     assert SentenceEmbedder(MINILM, device="CPU", compile=True).packing is None
+
+
+class OwnLoad(SentenceEmbedder):
+    """Loads the encoder in its own way."""
+
+    def load_model(self) -> Any:
+        return torch.nn.ModuleList([self.load("AutoModel", optional=("pooler.",))])
+
+
+class ChangedModel(SentenceEmbedder):
+    """Changes the model of transformers after it is loaded."""
+
+    def load_model(self) -> Any:
+        model = super().load_model().eval()
+        assert model[0].config.model_type == "bert"
+        return model
+
+
+class OwnCall(SentenceEmbedder):
+    """Counts the calls of the encoder."""
+
+    calls = 0
+
+    def call(self, module: Any, batch: Any, inference_args: dict[str, Any]) -> Any:
+        type(self).calls += 1
+        return super().call(module, batch, inference_args)
+
+
+class OwnCollate(SentenceEmbedder):
+    """Pads in its own way."""
+
+    def collate(self, prepared: Any) -> Any:
+        return super().collate(prepared)
+
+
+@pytest.mark.parametrize("kind", [OwnLoad, ChangedModel, OwnCall, OwnCollate])
+def test_subclasses_with_methods_of_their_own_run_as_before(kind: type[SentenceEmbedder], tmp_path: Path) -> None:
+    OwnCall.calls = 0
+    path = save_with_tokenizer(transformers.BertModel(tiny_bert_config()), tmp_path)
+    ours, plain = kind(path, device="CPU"), SentenceEmbedder(path, device="CPU")
+    assert ours.packing is None
+    assert plain.packing is not None
+    texts = ["one", "one two"]
+    assert np.abs(embed(ours, texts, ours.load_model()) - embed(plain, texts, plain.load_model())).max() < 1e-5
+    assert OwnCall.calls == (kind is OwnCall)
+
+
+def test_a_batch_and_a_model_of_different_kinds_fit(tmp_path: Path) -> None:
+    """The processes that collate and compute may have decided otherwise: one may have no device."""
+    path = save_with_tokenizer(transformers.BertModel(tiny_bert_config()), tmp_path)
+    ours, theirs = SentenceEmbedder(path, device="CPU"), SentenceEmbedder(path, device="CPU")
+    theirs.packs_rows = False
+    prepared = ours.prepare(["one", "one two"])
+    models = {each: each.load_model() for each in (ours, theirs)}
+    expected = ours.collect(ours.predict(models[ours], ours.collate(prepared)))
+    for handler, model in ((ours, models[theirs]), (theirs, models[ours])):
+        found = handler.collect(handler.predict(model, handler.collate(prepared)))
+        assert np.abs(found - expected).max() < 1e-5
+
+
+def test_the_file_that_is_named_is_read(tmp_path: Path) -> None:
+    path = save_with_tokenizer(transformers.BertModel(tiny_bert_config()), tmp_path)
+    Path(path, "model.gguf").write_bytes(b"GGUF")
+    assert SentenceEmbedder(f"{path}/model.gguf", device="CPU").packing is None
+
+
+def test_a_model_that_is_to_be_compiled_is_packed_only_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = packing_of(Pretrained(MINILM), CPU, None)
+    assert found is not None
+    for is_free in (False, True):
+        packing = replace(found, device=torch.device("cuda"), is_free=is_free)
+        monkeypatch.setattr(text_handler, "packing_of", lambda *_, packing=packing: packing)
+        handler = SentenceEmbedder(MINILM, compile=True)
+        handler.__dict__["device"] = torch.device("cuda")
+        assert (handler.packing is not None) == is_free
 
 
 def test_the_cpu_pads_inside_attention_so_that_lengths_still_matter() -> None:

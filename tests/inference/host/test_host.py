@@ -314,6 +314,25 @@ def test_a_minimum_larger_than_the_queue() -> None:
     assert handler.batches == [5000] * 4
 
 
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+def test_a_model_that_changes_its_batch_does_not_change_the_examples(packs: bool) -> None:
+    """They are computed again when the batch fails; a model that packs promises to change nothing."""
+
+    def less(batch: Any) -> Any:
+        batch = batch.copy() if packs else batch
+        batch -= 10.0
+        if (batch > 900).any():
+            raise BlockingIOError("one of them")
+        return batch.tolist()
+
+    handler = Doubler(less)
+    handler.sums_costs = packs
+    examples = np.array([11.0, 12.0, 13.0, 14.0, 1000.0, 16.0])
+    found = outcomes(ModelHost(), handler, [examples], LaneSettings(isolate_failures=True))
+    assert values(found) == [1.0, 2.0, 3.0, 4.0, 6.0]
+    assert len(handler.batches) > 1
+
+
 def test_an_example_that_needs_too_much_memory_alone_makes_no_batch_smaller() -> None:
     def fail_on_bomb(batch: Any) -> Any:
         if -1 in batch:

@@ -23,7 +23,7 @@ _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled whi
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
-_ONE_BATCH = 8  # elements for a model: one batch takes less than one more copy of the model takes to load
+_ONE_BATCH = 4  # elements for a model: one batch takes less than one more copy of the model takes to load
 _OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
 
 

@@ -32,10 +32,16 @@ class IsolatedHandler(WrappedHandler):
 
     _loading: _Child | None = None
 
+    @property
+    def sums_costs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False: the model's process gets padded batches."""
+        return False
+
     def load_model(self) -> _Child:
         """Start a child process and block until it has loaded the model."""
         if self._loading is not None:
             self._loading.kill()  # a load that timed out may still be running
+        _keep_padded(self._inner)
         child = self._loading = _Child(self._inner)
         try:
             child.call("load")
@@ -73,6 +79,14 @@ class IsolatedHandler(WrappedHandler):
     def collect(self, outputs: Any) -> Any:
         """Return the outputs unchanged: the child has collected them already."""
         return outputs
+
+
+def _keep_padded(handler: Any) -> None:
+    """Let a text encoder pad its batches: whether it can do without, only the process with the device may ask."""
+    while isinstance(handler, WrappedHandler):
+        handler = handler.wrapped
+    if hasattr(handler, "packs_rows"):
+        handler.packs_rows = False
 
 
 class _Child:

@@ -163,6 +163,11 @@ class WrappedHandler(BeamContract):
         self.concurrency = inner.concurrency
         self.columnar = inner.columnar
 
+    @property
+    def wrapped(self) -> Handler[Any, Any, Any]:
+        """The handler inside."""
+        return self._inner
+
     def __str__(self) -> str:
         return str(self._inner)
 

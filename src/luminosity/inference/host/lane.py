@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from luminosity.inference.batching import Arrivals, Backlog, BatchPolicy, Cut, QueuedExamples
-from luminosity.inference.blocks import Block, Indices, concat, part_of, piece
+from luminosity.inference.blocks import Block, Indices, concat, part_of, piece, take
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome
 from luminosity.inference.host.model import Model
@@ -118,7 +118,8 @@ class Batch:
 
     def prepared(self) -> Block:
         """Return all examples as one block."""
-        return concat([part_of(submission.prepared, places) for submission, places in self.parts])
+        part = take if self.is_padded else part_of  # a handler that does not pad knows slices, and changes none
+        return concat([part(submission.prepared, places) for submission, places in self.parts])
 
     def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
         """Return one successful outcome per submission, with the session that gets it."""
@@ -215,7 +216,8 @@ class Lane:
         """
         if self.is_padded is None:
             has_own_lengths = self.policy.limits.length is not None  # the author's, perhaps with boundaries
-            self.is_padded = has_own_lengths or not self.handler.sums_costs
+            # Models that pack rows pad them if they get arguments.
+            self.is_padded = has_own_lengths or bool(self.settings.inference_args) or not self.handler.sums_costs
             if isinstance(self.backlog, Backlog) and not self.is_padded:
                 self.backlog = self.backlog.in_order_of_arrival()
         while self.retries:

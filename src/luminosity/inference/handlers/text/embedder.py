@@ -130,12 +130,15 @@ class SentenceEmbedder(TextHandler[str]):
         return len(ids) - (ids[-1] in self.tokenizer.whole.all_special_ids)
 
     def _is_packable(self) -> bool:
+        if any(getattr(type(self), name) is not getattr(SentenceEmbedder, name) for name in _REPLACED_BY_PACKING):
+            return False  # a subclass expects that its own method is called
         return self.recipe.includes_prompt or not self.prompt  # otherwise pooling leaves out some tokens
 
     def load_model(self) -> Any:
         """Return the encoder and the Dense steps."""
         if self.packing is None:
             return self._load_whole()
+        self.choose_attention()
         steps = self.recipe.steps
         dense = self._load_dense()
         key = f"{self.recipe.pooling} {steps}" if self._compile else ""
@@ -152,10 +155,11 @@ class SentenceEmbedder(TextHandler[str]):
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Encode the batch, pool the vectors of its tokens, and apply the Dense and Normalize steps."""
         torch = require("torch", "torch")
-        if "starts" in batch.inputs:
-            if not inference_args:
-                return model(batch.inputs, batch.host_data)
-            model, batch = self.whole, self.padded(batch)
+        is_packed = "starts" in batch.inputs
+        if is_packed and isinstance(model, PackedEmbedder) and not inference_args:
+            return model(batch.inputs, batch.host_data)
+        model = self.whole if isinstance(model, PackedEmbedder) else model
+        batch = self.padded(batch) if is_packed else batch
         encoder, *dense = model
         vectors = self.call(encoder, batch, inference_args)[0]
         mask = batch.inputs.get("attention_mask")
@@ -169,6 +173,7 @@ class SentenceEmbedder(TextHandler[str]):
         return outputs.values.numpy(force=True)
 
 
+_REPLACED_BY_PACKING = ("_load_whole", "call", "collate", "compiled", "load", "load_model", "padded")
 _LEAST_LENGTH = 1e-12  # as torch's own normalize, which would have to be imported inside of compiled code
 
 

@@ -164,9 +164,12 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     @cached_property
     def packing(self) -> Packing | None:
         """How the model runs packed in this process; None if it runs with transformers."""
-        if not self.packs_rows or not self._is_packable() or (self._compile and self.device.type != "cuda"):
+        if not self.packs_rows or self.source.path.endswith(".gguf") or not self._is_packable():
             return None
-        return packing_of(self.source, self.device, self.dtype)
+        if self._compile and self.device.type != "cuda":
+            return None
+        found = packing_of(self.source, self.device, self.dtype)
+        return None if self._compile and found is not None and not found.is_free else found
 
     def _is_packable(self) -> bool:
         """Return whether the handler computes nothing that the packed model can't."""
@@ -241,11 +244,14 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         inputs = {"input_ids": torch.from_numpy(values), "attention_mask": torch.from_numpy(mask)}
         return replace(batch, inputs={name: tensor.to(self.device) for name, tensor in inputs.items()})
 
+    def choose_attention(self) -> None:
+        """Leave out cuDNN's attention: it plans each new shape, which takes longer than a batch, and most are new."""
+        if self.device.type == "cuda":
+            require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
+
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
         """Load the model of this kind onto its device."""
-        if self.device.type == "cuda":
-            # cuDNN's attention plans each new shape, which takes longer than the batch, and most shapes are new.
-            require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
+        self.choose_attention()
         self.check_tokenizer()
         model = self.source.model(kind, self.dtype, optional)
         # With a device map, the model is on its devices already.

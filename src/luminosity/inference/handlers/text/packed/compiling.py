@@ -74,7 +74,11 @@ class InBackground:
         torch = require("torch", "torch")
         begun = time.monotonic()
         try:
-            with torch.inference_mode():
+            device = inputs[0].device  # a thread begins with the first one
+            with (
+                torch.inference_mode(),
+                torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext(),
+            ):
                 compiled, run = self._compile(self._function)
                 compiled(*inputs)
                 if not is_same(run(*inputs), self._function(*inputs)):

@@ -34,7 +34,7 @@ def attends_without_padding(shape: Shape, device: Any, dtype: Any) -> bool:
         return False
     if shape.head_size % 8 or shape.head_size > _LARGEST_HEAD or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    if varlen is None:
+    if varlen is None or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
         return False
     return not shape.is_rotary or "window_size" in inspect.signature(varlen).parameters
 
