@@ -55,7 +55,7 @@ def test_a_large_model_is_loaded_once(tmp_path: Path) -> None:
     assert "ModelTooLarge" in found["refusal"]
     assert "may take 60 MB together" in found["refusal"]
     assert found["rows"] == [200, 200]
-    assert "91 MB each" in printed
+    assert "90 MB each" in printed
 
 
 def test_models_of_keys_share_memory(tmp_path: Path) -> None:

@@ -284,5 +284,8 @@ from apache_beam.ml import MLTransform
 print("torch" in sys.modules, base.resource is not None)
 import resource
 assert base.resource is resource
+# A function of the module imports as all others do, once the module has run.
+later = base._ModelHandlerManager.load.__builtins__["__import__"]
+print(later("apache_beam.ml.inference.model_manager", fromlist=["ModelManager"]).ModelManager.__name__)
 """
-    assert run(code, first) == "False True\n"
+    assert run(code, first) == "False True\nModelManager\n"

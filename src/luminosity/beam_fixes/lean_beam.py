@@ -116,41 +116,46 @@ class _Loader:
 
 def _run_lean(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
     name, names = module.__name__, vars(module)
-    left_out: list[str] = []
-    names["__builtins__"] = {**vars(builtins), "__import__": _importer(name, left_out)}
+    imports = _Imports(name)
+    names["__builtins__"] = {**vars(builtins), "__import__": imports.find}
     try:
         execute(module)
     finally:
-        names["__builtins__"] = vars(builtins)  # its functions keep the others, which differ in nothing else
+        imports.is_running = False
+        names["__builtins__"] = vars(builtins)  # its functions keep the others, which now differ in nothing
     if name == _INFERENCE:
         names["resource"] = resource  # Beam sets it to None together with the model manager
     if isinstance(names.get("pandas"), _Documented):
         del names["pandas"]
         names["__getattr__"] = _pandas_of_text
-    if left_out:
-        package = _Package(module, left_out)
+    if imports.left_out:
+        package = _Package(module, imports.left_out)
         names.update(__getattr__=package.get, __dir__=package.dir)
         if name == _TYPES:
             batch = vars(sys.modules[f"{_TYPES}.batch"])
             batch["BATCH_CONVERTER_REGISTRY"] = _Converters(batch["BATCH_CONVERTER_REGISTRY"])
 
 
-def _importer(importer: str, left_out: list[str]) -> Callable[..., Any]:
-    """Return the ``__import__`` of one module. It adds the parts that the module has not got to ``left_out``."""
+class _Imports:
+    """The imports of one module while it runs for the first time; later, its functions import as all others do."""
 
-    def find(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in sys.modules:
-            if _REFUSED.get(importer) == name:
+    def __init__(self, importer: str) -> None:
+        self._importer = importer
+        self.is_running = True
+        self.left_out: list[str] = []  # parts whose names the module has not got
+
+    def find(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Do what ``__import__`` does, or return a stand-in."""
+        if self.is_running and name not in sys.modules:
+            if _REFUSED.get(self._importer) == name:
                 raise ImportError(f"{name} is imported when it is used", name=name)
-            library = _PARTS.get(importer, {}).get(name)
+            library = _PARTS.get(self._importer, {}).get(name)
             if library is not None and library not in sys.modules:
-                left_out.append(name)
+                self.left_out.append(name)
                 return _Nothing(name)
-            if name in _LIBRARIES.get(importer, ()) and _is_installed(name):
-                return _Documented(name) if importer == _TEXT else _Nothing(name)
+            if name in _LIBRARIES.get(self._importer, ()) and _is_installed(name):
+                return _Documented(name) if self._importer == _TEXT else _Nothing(name)
         return builtins.__import__(name, *args, **kwargs)
-
-    return find
 
 
 def _is_installed(library: str) -> bool:
