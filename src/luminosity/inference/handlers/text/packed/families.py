@@ -1,4 +1,4 @@
-"""Which models the packed encoder computes: what their ``config.json`` says, and what their weights are named.
+"""Tells which models the packed encoder computes, by their ``config.json``, and what their weights are named.
 
 A model is computed as transformers computes it, or not at all: whatever this module does not know is left to
 transformers.
