@@ -44,8 +44,8 @@ class SentenceEmbedder(TextHandler[str]):
         max_length: the number of tokens at which texts are cut. The default is the model's own.
         device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
         dtype: the type of the weights, such as "bfloat16".
-        compile: compile the encoder. A model without padding runs uncompiled meanwhile, for half a minute or more; for
-            others, texts are padded to few different lengths.
+        compile: run the model in transformers, compiled by torch, and pad texts to few different lengths. Without it,
+            known families run packed, with kernels of their own, which is faster on a GPU.
         load_model_args: passed to ``from_pretrained`` of transformers.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
@@ -141,8 +141,7 @@ class SentenceEmbedder(TextHandler[str]):
         self.choose_attention()
         steps = self.recipe.steps
         dense = self._load_dense()
-        key = f"{self.recipe.pooling} {steps}" if self._compile else ""
-        return PackedEmbedder(self.packing, self.recipe.pooling, dense, partial(_finished, steps, dense), key)
+        return PackedEmbedder(self.packing, self.recipe.pooling, dense, partial(_finished, steps, dense))
 
     def _load_whole(self) -> Any:
         encoder = self.load("AutoModel", optional=("pooler.",))
@@ -174,7 +173,7 @@ class SentenceEmbedder(TextHandler[str]):
 
 
 _REPLACED_BY_PACKING = ("_load_whole", "call", "collate", "compiled", "load", "load_model", "padded")
-_LEAST_LENGTH = 1e-12  # as torch's own normalize, which would have to be imported inside of compiled code
+_LEAST_LENGTH = 1e-12  # as torch's own normalize
 
 
 def _finished(steps: Sequence[tuple[str, str]], dense: Sequence[Any], embeddings: Any) -> Any:

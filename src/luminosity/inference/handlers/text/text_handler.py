@@ -164,12 +164,9 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     @cached_property
     def packing(self) -> Packing | None:
         """How the model runs packed in this process; None if it runs with transformers."""
-        if not self.packs_rows or self.source.path.endswith(".gguf") or not self._is_packable():
+        if not self.packs_rows or self._compile or self.source.path.endswith(".gguf") or not self._is_packable():
             return None
-        if self._compile and self.device.type != "cuda":
-            return None
-        found = packing_of(self.source, self.device, self.dtype)
-        return None if self._compile and found is not None and not found.is_free else found
+        return packing_of(self.source, self.device, self.dtype)
 
     def _is_packable(self) -> bool:
         """Return whether the handler computes nothing that the packed model can't."""

@@ -1,42 +1,115 @@
 """An encoder that computes the tokens of all rows as one long row: only attention knows where a row begins.
 
-This module imports torch, and is imported where a model is loaded. An import inside of a function would cut the code
-that torch compiles into pieces.
+This module imports torch, and is imported where a model is loaded.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.families import Shape
 
-__all__ = ["Encoder", "Rows", "attends_without_padding", "pool_rows"]
+__all__ = ["Encoder", "Rows", "attends_without_padding", "encoder_of", "mean_of_rows", "pool_rows"]
 
 torch = require("torch", "torch")
 functional = require("torch.nn.functional", "torch")
-try:
-    varlen: Any = require("torch.nn.attention.varlen", "torch").varlen_attn
-except ImportError:  # before torch 2.10
-    varlen = None
+_LOGGER = logging.getLogger(__name__)
 
 _FARTHEST = 128  # tokens; MPNet treats all that are farther apart alike
-_LARGEST_HEAD = 256  # numbers of a token in a head, of which kernels of attention take a multiple of 8
+_LARGEST_HEAD = 256  # numbers of a token in a head that kernels of attention take
+_TRIED_STARTS = (0, 1, 6, 46, 48)  # rows with which our kernels are compared: with more than one block of keys
+_LEAST_COSINE = 0.9995
+_LENGTHS_DIFFER = 0.02  # by which share the lengths of two vectors may differ
 
 
 def attends_without_padding(shape: Shape, device: Any, dtype: Any) -> bool:
-    """Return whether torch has attention for rows of different lengths for this model, device and type."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or shape.names.distances:
+    """Return whether there is attention for rows of different lengths for this model, device and type."""
+    if device.type != "cuda" or torch.version.hip is not None or shape.head_size > _LARGEST_HEAD:
         return False
-    if shape.head_size % 8 or shape.head_size > _LARGEST_HEAD or torch.cuda.get_device_capability(device) < (8, 0):
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    if varlen is None or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
+    return _kernels_of(device) is not None or _has_varlen(shape, dtype)
+
+
+def encoder_of(shape: Shape, common: dict[str, Any], layers: list[dict[str, Any]]) -> Encoder:
+    """Return an encoder with these weights: with kernels of our own where they run and give the same."""
+    device = common["words"].device
+    is_free = attends_without_padding(shape, device, common["words"].dtype)
+    plain = Encoder(shape, common, layers, pads=not (is_free and _has_varlen(shape, common["words"].dtype)))
+    kernels = _kernels_of(device) if is_free else None
+    if kernels is None:
+        return plain
+    fused, padded = kernels.FusedEncoder(shape, common, layers), Encoder(shape, common, layers)
+    starts = torch.tensor(_TRIED_STARTS, dtype=torch.int32, device=device)
+    ids = torch.arange(_TRIED_STARTS[-1], device=device) * 7 % shape.vocabulary
+    longest = max(end - begin for begin, end in itertools.pairwise(_TRIED_STARTS))
+    rows = Rows.of(starts, len(ids), longest)
+    try:
+        with torch.inference_mode():
+            found, expected = (
+                pool_rows(each.states(ids, each.positions(ids, rows), rows), rows, ["mean"], each.mean)
+                for each in (fused, padded)
+            )
+        if not _is_same(found, expected):
+            raise ArithmeticError("they give other vectors than torch")
+    except Exception as error:  # whatever a compiler raises: the model runs without them
+        _LOGGER.warning("The model runs without our kernels: %s: %s", type(error).__name__, error)
+        return plain
+    return fused
+
+
+def _kernels_of(device: Any) -> Any:
+    """Return the module of our kernels if Triton runs on this device, else None; a line of the log says why."""
+    return _kernels_of_number(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _kernels_of_number(number: int) -> Any:
+    device = torch.device("cuda", number)
+    try:
+        from luminosity.inference.handlers.text.packed import kernels
+
+        kernels.check(device)
+    except Exception as error:  # not installed, no C compiler, too old, …
+        _LOGGER.warning("Our kernels do not run on %s: %s: %s", device, type(error).__name__, error)
+        return None
+    return kernels
+
+
+def _has_varlen(shape: Shape, dtype: Any) -> bool:
+    """Return whether torch's own attention for rows of different lengths takes this model."""
+    if dtype not in (torch.bfloat16, torch.float16):
         return False
-    return not shape.is_rotary or "window_size" in inspect.signature(varlen).parameters
+    if shape.names.distances or shape.head_size % 8 or not torch.backends.cuda.is_flash_attention_available():
+        return False
+    varlen = _varlen()
+    return varlen is not None and (not shape.is_rotary or "window_size" in inspect.signature(varlen).parameters)
+
+
+@cache
+def _varlen() -> Any:
+    """Return torch's attention for rows of different lengths. Its first call imports a large part of torch."""
+    try:
+        return require("torch.nn.attention.varlen", "torch").varlen_attn
+    except ImportError:  # before torch 2.10
+        return None
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    """Return whether two matrices have the same rows, as far as types of 16 bits allow."""
+    if not bool(torch.isfinite(found).all()):
+        return False
+    cosine = functional.cosine_similarity(found.float(), expected.float(), dim=1)
+    lengths = found.float().norm(dim=1) / expected.float().norm(dim=1).clamp(min=1e-12)
+    return bool((cosine >= _LEAST_COSINE).all()) and bool(((lengths - 1).abs() <= _LENGTHS_DIFFER).all())
 
 
 @dataclass(frozen=True)
@@ -67,11 +140,14 @@ class Rows:
 class Encoder:
     """An encoder of one of the families. ``weights`` are those of :meth:`Weights.load`."""
 
-    def __init__(self, shape: Shape, common: dict[str, Any], layers: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, shape: Shape, common: dict[str, Any], layers: list[dict[str, Any]], *, pads: bool = True
+    ) -> None:
+        """``pads``: pad rows inside of attention, else use torch's attention for rows of different lengths."""
         self.shape = shape
         self._common = common
         self._layers = layers
-        self.attends_without_padding = attends_without_padding(shape, common["words"].device, common["words"].dtype)
+        self._pads = pads
 
     def parameters(self) -> Iterator[Any]:
         """Yield all tensors."""
@@ -98,27 +174,37 @@ class Encoder:
         """Return the last vector of each token."""
         return self._rotary_states(ids, positions, rows) if self.shape.is_rotary else self._states(ids, positions, rows)
 
+    def mean(self, states: Any, rows: Rows) -> Any:
+        """Return the mean of each row's states, as float32."""
+        return mean_of_rows(states, rows)
+
     def _states(self, ids: Any, positions: Any, rows: Rows) -> Any:
-        linear, embed = functional.linear, functional.embedding
-        common = self._common
-        states = embed(ids, common["words"])
-        if "types" in common:
-            states = states + common["types"][0]
-        states = states + embed(positions, common["positions"])
-        states = self._norm(states, common, "norm")
+        linear = functional.linear
+        states = self._embedded(ids, positions)
         attention = self._attention(rows)
         for layer in self._layers:
             queries, keys, values = self._heads(linear(states, layer["joined.weight"], layer["joined.bias"]))
             attended = attention(queries, keys, values, None)
-            attended = linear(attended, layer["out.weight"], layer["out.bias"])
-            states = self._norm(attended + states, layer, "norm")
-            inside = functional.gelu(linear(states, layer["up.weight"], layer["up.bias"]))
-            states = self._norm(linear(inside, layer["down.weight"], layer["down.bias"]) + states, layer, "last")
+            states = self._norm(linear(attended, layer["out.weight"], layer["out.bias"]), layer, "norm", states)
+            inside = self._inside(states, layer)
+            states = self._norm(linear(inside, layer["down.weight"], layer["down.bias"]), layer, "last", states)
         return states
+
+    def _embedded(self, ids: Any, positions: Any) -> Any:
+        embed, common = functional.embedding, self._common
+        states = embed(ids, common["words"])
+        if "types" in common:
+            states = states + common["types"][0]
+        if "positions" in common:
+            states = states + embed(positions, common["positions"])
+        return self._norm(states, common, "norm")
+
+    def _inside(self, states: Any, layer: dict[str, Any]) -> Any:
+        return functional.gelu(functional.linear(states, layer["up.weight"], layer["up.bias"]))
 
     def _rotary_states(self, ids: Any, positions: Any, rows: Rows) -> Any:
         linear = functional.linear
-        states = self._norm(functional.embedding(ids, self._common["words"]), self._common, "norm")
+        states = self._embedded(ids, positions)
         attention = self._attention(rows)
         angles = {base: self._angles(positions, base, states.dtype) for base in sorted(set(self.shape.bases))}
         for layer, window, base in zip(self._layers, self.shape.windows, self.shape.bases, strict=True):
@@ -130,11 +216,11 @@ class Encoder:
             states = states + linear(functional.gelu(inside) * gate, layer["down.weight"])
         return self._norm(states, {"norm.weight": self._common["last_norm"]}, "norm")
 
-    def _norm(self, states: Any, weights: dict[str, Any], name: str) -> Any:
-        weight = weights[f"{name}.weight"]
-        return functional.layer_norm(
-            states, (self.shape.width,), weight, weights.get(f"{name}.bias"), self.shape.epsilon
-        )
+    def _norm(self, states: Any, weights: dict[str, Any], name: str, other: Any = None) -> Any:
+        """Return the norm of the states, or of their sum with others."""
+        states = states if other is None else states + other
+        weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        return functional.layer_norm(states, (self.shape.width,), weight, bias, self.shape.epsilon)
 
     def _heads(self, joined: Any) -> Any:
         return joined.view(-1, 3, self.shape.heads, self.shape.head_size).unbind(1)
@@ -148,9 +234,11 @@ class Encoder:
 
     def _attention(self, rows: Rows) -> Any:
         """Return the function that attends within rows: of queries, keys, values and a window."""
-        if not self.attends_without_padding:
-            return _PaddedAttention(rows, self._distances(rows))
-        starts, longest = rows.starts, rows.longest
+        if self._pads:
+            places = torch.arange(rows.longest, device=rows.starts.device)
+            biases = self._biases(places[:, None] - places).permute(2, 0, 1) if "distances" in self._common else None
+            return _PaddedAttention(rows, biases)
+        starts, longest, varlen = rows.starts, rows.longest, _varlen()
 
         def attend(queries: Any, keys: Any, values: Any, window: int | None) -> Any:
             near = {} if window is None else {"window_size": (window, window)}
@@ -159,30 +247,25 @@ class Encoder:
 
         return attend
 
-    def _distances(self, rows: Rows) -> Any:
-        """Return what MPNet adds for each head, query and key; None for other families."""
-        if "distances" not in self._common:
-            return None
+    def _biases(self, back: Any) -> Any:
+        """Return what MPNet adds for each head to keys that are so many tokens before the query."""
         table = self._common["distances"]
         half, exact = table.shape[0] // 2, table.shape[0] // 4
-        places = torch.arange(rows.longest, device=table.device)
-        back = places[:, None] - places[None, :]
         far = back.abs()
         # Near distances have a number each, the others share numbers by their logarithm.
         logarithm = torch.log(far.float() / exact) / math.log(_FARTHEST / exact) * (half - exact)
         shared = (exact + logarithm.clamp(min=0).long()).clamp(max=half - 1)
-        numbers = torch.where(far < exact, far, shared) + (back < 0).long() * half
-        return table[numbers].permute(2, 0, 1)
+        return table[torch.where(far < exact, far, shared) + (back < 0).long() * half]
 
 
 class _PaddedAttention:
     """Attention for devices and types without one for rows of different lengths: only here rows are padded."""
 
-    def __init__(self, rows: Rows, distances: Any) -> None:
+    def __init__(self, rows: Rows, biases: Any) -> None:
         self._rows = rows
         self._count = rows.starts.shape[0] - 1
         self._slots = None if rows.are_alike else rows.owners * rows.longest + rows.places
-        self._distances = distances
+        self._biases = biases
         self._masks: dict[int | None, Any] = {}
 
     def __call__(self, queries: Any, keys: Any, values: Any, window: int | None) -> Any:
@@ -212,10 +295,10 @@ class _PaddedAttention:
             near = (places[:, None] - places[None, :]).abs() <= window
             # A query behind its row's end, which nobody reads, must still see something.
             allowed = near if allowed is None else (allowed & near) | (places[:, None] == places[None, :])
-        if self._distances is None:
+        if self._biases is None:
             return allowed
-        distances = self._distances.to(dtype)[None]
-        return distances if allowed is None else distances.masked_fill(~allowed, torch.finfo(dtype).min)
+        biases = self._biases.to(dtype)[None]
+        return biases if allowed is None else biases.masked_fill(~allowed, torch.finfo(dtype).min)
 
 
 def _rotated(heads: Any, cosines: Any, sines: Any) -> Any:
@@ -224,9 +307,15 @@ def _rotated(heads: Any, cosines: Any, sines: Any) -> Any:
     return (numbers * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
 
 
-def pool_rows(states: Any, rows: Rows, modes: Sequence[str]) -> Any:
+def mean_of_rows(states: Any, rows: Rows) -> Any:
+    """Return the mean of each row's states, as float32."""
+    return _pooled(states, rows, "mean")
+
+
+def pool_rows(states: Any, rows: Rows, modes: Sequence[str], mean: Callable[[Any, Rows], Any] = mean_of_rows) -> Any:
     """Return one float32 vector per row; the vectors of several modes are concatenated."""
-    return torch.cat([_pooled(states, rows, mode) for mode in modes], dim=-1)
+    found = [mean(states, rows) if mode == "mean" else _pooled(states, rows, mode) for mode in modes]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 def _pooled(states: Any, rows: Rows, mode: str) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from luminosity.core import InferenceMetrics
 from luminosity.extras import require
 from luminosity.inference.handler import note
-from luminosity.inference.handlers.text.packed.compiling import InBackground, prepare_cache
 from luminosity.inference.handlers.text.packed.families import Unfit, shape_of
 from luminosity.inference.handlers.text.packed.weights import Weights
 
@@ -44,7 +43,7 @@ class Packing:
 
     def encoder(self) -> Any:
         """Load the weights onto the device."""
-        return _encoder().Encoder(self.weights.shape, *self.weights.load(self.device, self.dtype))
+        return _encoder().encoder_of(self.weights.shape, *self.weights.load(self.device, self.dtype))
 
 
 def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
@@ -99,19 +98,14 @@ class PackedEmbedder:
     """
 
     def __init__(
-        self, packing: Packing, modes: Sequence[str], steps: Sequence[Any], finish: Callable[[Any], Any], key: str = ""
+        self, packing: Packing, modes: Sequence[str], steps: Sequence[Any], finish: Callable[[Any], Any]
     ) -> None:
-        """``key`` names the modes and the steps; empty if nothing is to be compiled."""
         self._modes = tuple(modes)
         self._steps = steps
         self._finish = finish
         self.encoder = packing.encoder()
         module = _encoder()
         self._rows, self._pool = module.Rows, module.pool_rows
-        self._background: InBackground | None = None
-        if key and packing.is_free:
-            prepare_cache()
-            self._background = InBackground(self._flat, f"{key} {packing.weights.shape} {_machine(packing)}")
 
     def parameters(self) -> Iterator[Any]:
         """Yield all tensors of the model."""
@@ -127,25 +121,7 @@ class PackedEmbedder:
     def __call__(self, inputs: Mapping[str, Any], longest: int) -> Any:
         """Return the vectors of the rows, on the device. ``inputs`` has the ids, and where rows start."""
         ids, starts = inputs["ids"], inputs["starts"]
-        rows = self._rows.of(starts, len(ids), longest)
-        positions = self.encoder.positions(ids, rows)
-        count = starts.shape[0] - 1
-        note(InferenceMetrics.PACKED, count)
-        if self._background is None or count < 2 or longest < 2:
-            return self._whole(ids, positions, rows)
-        vectors = self._background(len(ids), ids, positions, rows.owners, rows.places, starts, longest)
-        note(InferenceMetrics.COMPILED, count if self._background.is_compiled else 0)
-        return vectors
-
-    def _flat(self, ids: Any, positions: Any, owners: Any, places: Any, starts: Any, longest: int) -> Any:
-        """Return the vectors; all arguments are tensors and numbers, as the compiler needs them."""
-        return self._whole(ids, positions, self._rows(starts, owners, places, longest, False))
-
-    def _whole(self, ids: Any, positions: Any, rows: Any) -> Any:
-        return self._finish(self._pool(self.encoder.states(ids, positions, rows), rows, self._modes))
-
-
-def _machine(packing: Packing) -> str:
-    """Return what compiled code depends on besides the model."""
-    torch = require("torch", "torch")
-    return f"{torch.__version__} {torch.cuda.get_device_name(packing.device)} {packing.dtype}"
+        encoder, rows = self.encoder, self._rows.of(starts, len(ids), longest)
+        note(InferenceMetrics.PACKED, starts.shape[0] - 1)
+        states = encoder.states(ids, encoder.positions(ids, rows), rows)
+        return self._finish(self._pool(states, rows, self._modes, encoder.mean))
