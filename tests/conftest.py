@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.alone)  # the runs of all processes leave folders on the same nodes
         if (marker := item.get_closest_marker("one_machine")) is not None:
             item.add_marker(pytest.mark.skip(reason=f"not on a cluster: {marker.args[0]}"))
+
+
+@pytest.fixture(autouse=True)
+def arguments_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the process its arguments back: commands change them, and Beam takes options of other tests from there."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
 @pytest.fixture(autouse=True)

@@ -140,7 +140,6 @@ def test_a_file_of_beams_own_transforms_runs_and_shows_its_rows(tmp_path: Path) 
 def test_plan_shows_the_steps_of_a_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", sys.argv)
     assert main(["plan", str(folder / "ours.yaml"), _variables(folder)]) == 0
     shown = capsys.readouterr().out
     assert "ours.yaml" in shown
@@ -392,7 +391,6 @@ def test_a_mistake_ends_the_command_with_code_2(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("luminosity.cli.run.warm_up", lambda *_: None)  # it is for a process of its own
-    monkeypatch.setattr(sys, "argv", sys.argv)
     (tmp_path / "wrong.yaml").write_text(_BEAMS.replace("type: Filter", "type: Fliter"))
     assert main([command, str(tmp_path / "wrong.yaml")]) == 2
     message = f"{tmp_path}/wrong.yaml:7: unknown transform 'Fliter'; did you mean 'Filter'?"

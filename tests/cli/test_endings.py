@@ -58,7 +58,6 @@ def test_a_signal_ends_a_command(
     monkeypatch.setattr(runs, "find", lambda *_: kill_and_wait(number))
     script = tmp_path / "script.py"
     script.write_text(f"from tests.cli.test_endings import kill_and_wait\nkill_and_wait({int(number)})\n")
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main([command, "last" if command == "show" else str(script)]) == code
     assert capsys.readouterr().err.endswith(f"lum {command}: {word}\n")

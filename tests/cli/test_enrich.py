@@ -362,7 +362,6 @@ def test_mistakes_are_named_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("luminosity.cli.enrich.enrich.warm_up", lambda _: None)
-    monkeypatch.setattr(sys, "argv", sys.argv)
     pyarrow.csv.write_csv(pa.table({"text": ["fine"], "stars": [4]}), "in.csv")
     Path("notes.txt").write_text("no table\n")
     Path("there.jsonl").touch()
@@ -387,7 +386,6 @@ def test_a_store_that_is_not_installed_is_missed_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("luminosity.cli.enrich.enrich.warm_up", lambda _: None)
-    monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setitem(sys.modules, "qdrant_edge", None)
     pyarrow.csv.write_csv(pa.table({"text": ["fine"]}), "in.csv")
 

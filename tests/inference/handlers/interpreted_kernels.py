@@ -1,4 +1,5 @@
 """Runs the kernels of the packed encoder in Triton's interpreter, and prints what it found as JSON."""
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import torch
 
-from luminosity.inference.handlers.text.packed import encoder, kernels
-from luminosity.inference.handlers.text.packed.encoder import encoder_of, pool_rows
+from luminosity.inference.handlers.text.packed import choice, kernels
+from luminosity.inference.handlers.text.packed.choice import encoder_of
+from luminosity.inference.handlers.text.packed.encoder import pool_rows
 from tests.inference.handlers.test_packed import CONFIGS, packed, rows_of, saved
 
 _CPU = torch.device("cpu")
@@ -59,8 +61,8 @@ def main() -> None:
     with torch.inference_mode():
         kernels.check(_CPU)
         errors = {kind: errors_of(kind) for kind in CONFIGS}
-        encoder.attends_without_padding = lambda *_: True  # as on a device
-        encoder._kernels_of = lambda _: kernels
+        choice.attends_without_padding = lambda *_: True  # as on a device
+        choice._kernels_of = lambda _: kernels
         chosen = {fault: chosen_with(fault) for fault in ("none", "other vectors", "not numbers", "no compiler")}
     print(json.dumps({"errors": errors, "chosen": chosen}))
 

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import torch
 import transformers
 
 from luminosity.inference.blocks import take
-from luminosity.inference.handlers.text import text_handler
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-from luminosity.inference.handlers.text.packed.encoder import Rows, attends_without_padding, pool_rows
+from luminosity.inference.handlers.text.packed.choice import attends_without_padding
+from luminosity.inference.handlers.text.packed.encoder import Rows, pool_rows
 from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
 from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config

@@ -7,10 +7,14 @@ with ``triton.jit``: it knows no annotations but its own.
 """
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
 
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows
@@ -18,8 +22,6 @@ from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows
 __all__ = ["FusedEncoder", "check"]
 
 torch = require("torch", "torch")
-triton = require("triton", "torch")
-tl: Any = require("triton.language", "torch")
 
 _LOG2_E = 1.4426950408889634  # the exponential of a device has the base 2
 _LONG = 96  # tokens of a row on average, from which larger blocks are faster

@@ -43,7 +43,7 @@ class Packing:
 
     def encoder(self) -> Any:
         """Load the weights onto the device."""
-        return _encoder().encoder_of(self.weights.shape, *self.weights.load(self.device, self.dtype))
+        return _choice().encoder_of(self.weights.shape, *self.weights.load(self.device, self.dtype))
 
 
 def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
@@ -81,14 +81,14 @@ def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
         raise Unfit(f"its type is {dtype}")
     if device.type == "cpu" and dtype != torch.float32:
         raise Unfit(f"its type is {dtype} on the CPU")
-    return Packing(weights, device, dtype, _encoder().attends_without_padding(shape, device, dtype))
+    return Packing(weights, device, dtype, _choice().attends_without_padding(shape, device, dtype))
 
 
-def _encoder() -> Any:
-    """Return the module of the encoder. It imports torch, which the processes that only tokenise don't need."""
-    from luminosity.inference.handlers.text.packed import encoder
+def _choice() -> Any:
+    """Return the module that chooses. It imports torch, which the processes that only tokenise don't need."""
+    from luminosity.inference.handlers.text.packed import choice
 
-    return encoder
+    return choice
 
 
 class PackedEmbedder:
@@ -104,8 +104,9 @@ class PackedEmbedder:
         self._steps = steps
         self._finish = finish
         self.encoder = packing.encoder()
-        module = _encoder()
-        self._rows, self._pool = module.Rows, module.pool_rows
+        from luminosity.inference.handlers.text.packed.encoder import Rows, pool_rows  # imports torch
+
+        self._rows, self._pool = Rows, pool_rows
 
     def parameters(self) -> Iterator[Any]:
         """Yield all tensors of the model."""
