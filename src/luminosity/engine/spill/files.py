@@ -83,7 +83,7 @@ def read_file(path: str) -> bytes:
         return unpack(file.readall())
 
 
-def write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all data, also if the system writes less at a time."""
     view = memoryview(data)
     while view:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import struct
 import time
 import traceback
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +39,8 @@ __all__ = [
     "earliest",
 ]
 
+_BUFFER_BYTES = 16 << 10  # of an array, from which its buffer is not in the pickle
+_SIZES = struct.Struct("=QQ")  # of an encoded block: the number of buffers, the bytes of the pickle
 _EXAMPLE_CHARACTERS = 100  # enough to recognise an example in a message
 
 
@@ -153,18 +158,43 @@ def by_identity(timestamps: Sequence[Any]) -> dict[int, Any]:
 
 
 class BlockCoder(coders.Coder):
-    """Pickles blocks, and estimates their size without pickling, because Beam asks for it often."""
+    """Pickles blocks, and estimates their size without pickling, because Beam asks for it often.
+
+    An encoded block is the pickle, without the buffers of its arrays, and after it these buffers.
+    """
 
     def _create_impl(self) -> coder_impl.CallbackCoderImpl:
         return coder_impl.CallbackCoderImpl(self.encode, self.decode, self.estimate_size)
 
     def encode(self, value: Any) -> bytes:
         """Pickle a block."""
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return b"".join(self.luminosity_parts(value))
+
+    def luminosity_parts(self, value: Any) -> list[bytes | memoryview]:
+        """Return an encoded block in parts, of which the large ones are the block's own memory.
+
+        The runner writes them to shared memory one after the other, so that nothing is copied in this process.
+        """
+        buffers: list[memoryview] = []
+
+        def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes >= _BUFFER_BYTES:
+                buffers.append(raw)
+            return raw.nbytes < _BUFFER_BYTES
+
+        pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=stays_inside)
+        sizes = array("Q", [len(buffers), len(pickled), *map(len, buffers)])
+        return [sizes.tobytes(), pickled, *buffers]
 
     def decode(self, encoded: bytes) -> Any:
-        """Unpickle a block."""
-        return pickle.loads(encoded)
+        """Unpickle a block. Its arrays can be written to."""
+        count, size = _SIZES.unpack_from(encoded)
+        sizes = struct.unpack_from(f"={count}Q", encoded, _SIZES.size)
+        view, start = memoryview(encoded), _SIZES.size + 8 * count
+        ends = list(itertools.accumulate([size, *sizes], initial=start))
+        pickled, *buffers = (view[begin:end] for begin, end in itertools.pairwise(ends))
+        return pickle.loads(pickled, buffers=map(bytearray, buffers))
 
     def estimate_size(self, value: Any) -> int:
         """Return the approximate bytes of a block."""

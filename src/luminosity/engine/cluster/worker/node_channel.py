@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from luminosity.engine.cluster.worker.block_socket import BlockClient
 from luminosity.engine.data import wire
-from luminosity.engine.workers.sdk.channel import BlockChannel, BlockStream, BlockWriter
+from luminosity.engine.workers.sdk.channel import BlockChannel, BlockStream, BlockWriter, Part
 
 __all__ = ["FileChannel", "ObjectChannel", "file_writer"]
 
@@ -34,6 +34,11 @@ class _IndexedStream(BlockStream):
     def _send_with_ends(self, count: int, data: bytes) -> None:
         ends, self._ends = self._ends, array("q")
         self._send_block(count, data, ends.tobytes())
+
+    def add_parts(self, parts: Collection[Part]) -> None:
+        """Add an element whose encoding has several parts."""
+        self.write(b"".join(parts))
+        self.maybe_flush()
 
     def maybe_flush(self) -> None:
         """Note where the element ends."""

@@ -7,8 +7,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
+from apache_beam.coders import coders
+from apache_beam.coders.coder_impl import create_OutputStream
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import bundle_processor, data_plane
 from apache_beam.transforms.timeutil import TimeDomain
@@ -18,12 +20,16 @@ from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
 from luminosity.engine.data import wire
 from luminosity.engine.spill import files
 
-__all__ = ["BlockChannel", "BlockStream", "BlockWriter", "RepeatedTimer", "Room", "TimerStream"]
+__all__ = ["BlockChannel", "BlockOutput", "BlockStream", "BlockWriter", "RepeatedTimer", "Room", "TimerStream"]
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
+_LARGE_BYTES = 256 << 10  # an element that is a block of its own: a file costs less than to copy it three times
 _MOST_KNOWN = 10_000  # timers of a bundle that are known without encoding them: about 3 MB
 _PLAIN = frozenset([int, str, bytes])  # of these, equal keys have equal encodings; other types may hold 1, 1.0 or True
+
+Part: TypeAlias = bytes | memoryview
+"""Some of the bytes of a block."""
 
 
 class Room(Protocol):
@@ -51,26 +57,28 @@ class BlockWriter:
         self._worker_id = worker_id
         self._numbers = itertools.count(1)  # thread-safe
 
-    def message(self, count: int, data: bytes) -> bytes:
-        """Store a block of ``count`` elements and return the data message that refers to it."""
-        if len(data) < _INLINE_BYTES:
-            return wire.pack_bytes(count, data)
+    def message(self, count: int, *parts: Part) -> bytes:
+        """Store a block of ``count`` elements, in one part or more, and return the data message that refers to it."""
+        size = sum(map(len, parts))
+        if size < _INLINE_BYTES:
+            return wire.pack_bytes(count, b"".join(parts))
         name = f"{self._worker_id}.{next(self._numbers)}"
         path = os.path.join(self._memory_folder, name)
-        if self._quota.reserve(len(data)):
-            if _write(path, data):
-                return wire.pack_span(count, wire.FileSpan(path, 0, len(data)))
-            self._quota.give_back(len(data))
+        if self._quota.reserve(size):
+            if _write(path, parts):
+                return wire.pack_span(count, wire.FileSpan(path, 0, size))
+            self._quota.give_back(size)
         path = os.path.join(self._spill_folder, name + files.SUFFIX)
-        files.write_file(path, data)
-        return wire.pack_span(count, wire.FileSpan(path, 0, len(data), is_packed=True))
+        files.write_file(path, b"".join(parts))
+        return wire.pack_span(count, wire.FileSpan(path, 0, size, is_packed=True))
 
 
-def _write(path: str, data: bytes) -> bool:
+def _write(path: str, parts: Collection[Part]) -> bool:
     """Write a file; return False if the file system is full."""
     try:
         with open(path, "xb", buffering=0) as file:
-            files.write_all(file.fileno(), data)
+            for part in parts:
+                files.write_all(file.fileno(), part)
     except OSError as error:
         if not files.is_full_disk(error):
             raise
@@ -88,12 +96,13 @@ class BlockStream(data_plane.ClosableOutputStream):
 
     def __init__(
         self,
-        send: Callable[[int, bytes], None],
+        send: Callable[..., None],
         close: Callable[[], None],
         *,
         is_eager: bool = False,
         block_bytes: int = wire.BLOCK_BYTES,
     ) -> None:
+        """``send`` gets the number of elements of a block, and its parts."""
         super().__init__()
         self._block_bytes = block_bytes
         self._is_eager = is_eager
@@ -113,6 +122,16 @@ class BlockStream(data_plane.ClosableOutputStream):
         elif self.size() >= self._block_bytes or time.monotonic() - self._first_at > _BLOCK_SECONDS:
             self.flush()
 
+    def add_parts(self, parts: Collection[Part]) -> None:
+        """Add an element whose encoding has several parts. A large one is sent at once, and not copied."""
+        if sum(map(len, parts)) < _LARGE_BYTES:
+            self.write(b"".join(parts))
+            self.maybe_flush()
+            return
+        self.flush()
+        self._is_eager = False
+        self._send(1, *parts)
+
     def flush(self) -> None:
         """Send the block that was collected so far."""
         if self._count:
@@ -124,6 +143,36 @@ class BlockStream(data_plane.ClosableOutputStream):
         """Send the last block and the end of the stream."""
         self.flush()
         self._on_close()
+
+
+class BlockOutput(bundle_processor.DataOutputOperation):
+    """Replaces Beam's sink in workers: encoded elements of many bytes are not copied on their way to a file.
+
+    Python stands still while it copies: a process with an accelerator would spend most of its time on it. The coder
+    of such elements has a method ``luminosity_parts``, which returns the bytes of ``encode`` in several parts.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        windowed: Any = self.windowed_coder
+        value = windowed.wrapped_value_coder
+        is_prefixed = isinstance(value, coders.LengthPrefixCoder)
+        self._parts: Any = getattr(value.value_coder(), "luminosity_parts", None) if is_prefixed else None
+        before = coders.WindowedValueCoder(coders.SingletonCoder(None), window_coder=windowed.window_coder)
+        self._before = before.get_impl()  # encodes what comes before the value
+
+    def process(self, windowed_value: Any) -> None:
+        """Encode an element onto the stream."""
+        if self._parts is None:
+            self.windowed_coder_impl.encode_to_stream(windowed_value, self.output_stream, True)
+            self.output_stream.maybe_flush()
+            return
+        parts = self._parts(windowed_value.value)
+        begin = create_OutputStream()
+        self._before.encode_to_stream(windowed_value, begin, True)
+        begin.write_var_int64(sum(map(len, parts)))
+        stream: Any = self.output_stream  # of our channel
+        stream.add_parts([begin.get(), *parts])
 
 
 class TimerStream(data_plane.ClosableOutputStream):
@@ -243,7 +292,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""
         return BlockStream(
-            lambda count, data: self.send_data(instruction_id, transform_id, self.writer.message(count, data)),
+            lambda count, *parts: self.send_data(instruction_id, transform_id, self.writer.message(count, *parts)),
             lambda: self.send_data(instruction_id, transform_id, is_last=True),
             is_eager=instruction_id.startswith(wire.SOURCE_PREFIX),
         )
