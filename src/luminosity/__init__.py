@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.generator import Summarizer, TextGenerator
     from luminosity.inference.handlers.torch import TorchModelHandler
-    from luminosity.inference.options import ModelOptions
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
     from luminosity.io.bigquery_schema import bigquery_schema
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from luminosity.io.stores.write_lance import WriteLance
     from luminosity.io.stores.write_vectors import WriteQdrant, WriteVectors
     from luminosity.io.write_table import WriteTable
-    from luminosity.runner_options import LuminosityOptions
+    from luminosity.runner_options import LuminosityOptions, ModelOptions
     from luminosity.tables.map_table import AddRowIds, MapTable
     from luminosity.tables.row_times import WindowTable
     from luminosity.tables.rows import RowsFromTable, TableFromRows

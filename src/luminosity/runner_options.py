@@ -1,4 +1,4 @@
-"""The runner's own flags as a view of a pipeline's options, for all parts that read one of them."""
+"""The flags of the runner and of models as views of a pipeline's options. The runner knows both, whatever else runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from luminosity._shared.flags import RUNNER_FLAGS, add_arguments
+from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS, add_arguments
 
-__all__ = ["LuminosityOptions"]
+__all__ = ["LuminosityOptions", "ModelOptions"]
 
 
 class LuminosityOptions(PipelineOptions):
@@ -29,3 +29,17 @@ class LuminosityOptions(PipelineOptions):
         add_arguments(parser, RUNNER_FLAGS, cls.defaults)
         # Set when the pipeline is built: the identity that its steps have, see luminosity/runs/run_ids.py.
         parser.add_argument("--checkpoint_run", help=argparse.SUPPRESS)
+
+
+class ModelOptions(PipelineOptions):
+    """The flags of models, on any runner. ``docs/options.md`` lists them.
+
+    >>> options = PipelineOptions(["--model_cache=/mnt/models"]).view_as(ModelOptions)
+    >>> options.model_cache
+    '/mnt/models'
+    """
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        # luminosity.inference.options checks the values: its messages say more than argparse's.
+        add_arguments(parser, MODEL_FLAGS)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from luminosity.events import RunEnded, RunStarted, Snapshot
-from luminosity.inference.options import ModelOptions
-from luminosity.runner_options import LuminosityOptions
+from luminosity.runner_options import LuminosityOptions, ModelOptions
 from luminosity.runs.recorder import Recorder
 from tests.warm import run_module
 

@@ -159,6 +159,9 @@ def test_workers_find_what_the_pipeline_needs_imported_but_not_the_script(tmp_pa
     assert done.stdout == "(['luminosity.inference.handlers.text.embedder', 'tokenizers'], False)\n"
 
 
+_BEAMS = "apache_beam.ml.inference.base"
+
+
 @pytest.mark.parametrize(
     ("imports", "expected"),
     [
@@ -166,8 +169,9 @@ def test_workers_find_what_the_pipeline_needs_imported_but_not_the_script(tmp_pa
         ("import apache_beam, luminosity", []),  # Beam alone has pandas
         ("import apache_beam, luminosity, pandas as pd", ["pandas"]),
         ("import luminosity, pandas", ["pandas"]),
-        ("import luminosity.inference.handlers.text.packed.encoder", []),  # it imports torch
-        ("import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model", ["pandas"]),
+        ("import luminosity.inference.handlers.text.packed.choice", []),  # it imports torch
+        ("import luminosity, apache_beam.ml.inference.base", [_BEAMS]),
+        ("import luminosity, apache_beam.ml.inference.sklearn_inference, sklearn.linear_model", [_BEAMS, "pandas"]),
     ],
 )
 def test_the_fork_server_imports_the_libraries_that_the_script_has(imports: str, expected: list[str]) -> None:
@@ -180,7 +184,7 @@ print(json.dumps(modules_to_preload()))
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout)
     assert [name for name in found if not name.startswith("luminosity.")] == expected  # and nothing that loads OpenMP
-    assert not any(name.endswith("encoder") for name in found)
+    assert not any(name.endswith(("choice", "encoder")) for name in found)
 
 
 class Slow(Handler[str, int, int]):

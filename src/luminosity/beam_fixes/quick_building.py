@@ -28,7 +28,7 @@ __all__ = ["build_quickly"]
 _MOST_VIEWS = 128  # a pipeline uses about ten classes of options
 _MOST_METHODS = 4096  # of steps: a DoFn has about 30. A timer's default names its own method, and so keeps it alive
 # Classes of users are not remembered: Beam looks at all that exist, so those of a function must go with it.
-_OF_MODULES = ("apache_beam.options.pipeline_options", "luminosity.runner_options", "luminosity.inference.options")
+_OF_MODULES = ("apache_beam.options.pipeline_options", "luminosity.runner_options")
 
 
 class _View(NamedTuple):

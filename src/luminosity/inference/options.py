@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,31 +10,17 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 
-from luminosity._shared.flags import MODEL_FLAGS, add_arguments
 from luminosity._shared.text import parse_size
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
+from luminosity.runner_options import ModelOptions
 
-__all__ = ["ModelCacheConfig", "ModelOptions", "memory_budget_of", "processes_of", "threads_of"]
+__all__ = ["ModelCacheConfig", "memory_budget_of", "processes_of", "threads_of"]
 
 _DEFAULT_LIMIT = 50_000_000_000  # bytes; several large models
 _LEAST_LIMIT = 1_000_000  # bytes; a smaller limit is most likely a missing unit
 _RUNNERS_IN_ONE_PROCESS = {"FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "BundleBasedDirectRunner"}
 """Unless their options start processes."""
-
-
-class ModelOptions(PipelineOptions):
-    """The flags of models, on any runner. ``docs/options.md`` lists them.
-
-    >>> options = PipelineOptions(["--model_cache=/mnt/models"]).view_as(ModelOptions)
-    >>> options.model_cache
-    '/mnt/models'
-    """
-
-    @classmethod
-    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
-        # The functions below and ModelCacheConfig check the values: their messages say more than argparse's.
-        add_arguments(parser, MODEL_FLAGS)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
+import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, ModelHandler, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner
+from luminosity.engine.workers.sdk import beam_models
 from tests.marks import meet, note, notes
 
 _KEYS = 3
@@ -96,3 +99,29 @@ def test_models_that_turn_out_large_are_shared(tmp_path: Path) -> None:
     assert len({worker for worker, _ in found}) == 2
     assert len({model for _, model in found}) == 1
     assert sum(loads(tmp_path).values()) == 2 * _KEYS, "each model is loaded once to be measured, and once to be shared"
+
+
+class Counts(Beams):
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        return 7
+
+
+def test_the_bytes_of_large_batches_are_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelHandler, "get_num_bytes", ModelHandler.get_num_bytes)  # given back after the test
+    batches: list[Any] = [
+        [np.full(4, n) for n in range(1000)],
+        ["text " * (n % 50) for n in range(1001)],
+        list(range(10)),
+        np.zeros((1000, 4)),
+    ]
+    exact = [Beams(tmp_path).get_num_bytes(batch) for batch in batches]
+    for _ in range(2):
+        beam_models.count_bytes_of_samples()
+        found = [Beams(tmp_path).get_num_bytes(batch) for batch in batches]
+        assert found[:2] == pytest.approx(exact[:2], rel=0.15)
+        assert found[2:] == exact[2:]
+    assert Counts(tmp_path).get_num_bytes(batches[0]) == 7
+    pickled: list[int] = []
+    monkeypatch.setattr("pickle.dumps", lambda batch: pickled.append(len(batch)) or b"")
+    Beams(tmp_path).get_num_bytes(batches[0])
+    assert pickled[0] <= 64

@@ -189,6 +189,7 @@ def _change_beam(request: WorkerRequest, channel: type[BlockChannel] | None) -> 
     setattr(worker_id_interceptor.WorkerIdInterceptor, "_worker_id", request.worker_id)  # noqa: B010
     budget = request.pipeline_options.get("model_memory_budget")
     beam_models.keep_small_models_here(None if budget is None else parse_size(str(budget)))
+    beam_models.count_bytes_of_samples()
     worker_files.load(request.main_classes)
     worker_files.load_in_spawned(request.main_classes)
     os.environ[beam_models.FOLDER_VARIABLE] = folder = _shared_folder(request)

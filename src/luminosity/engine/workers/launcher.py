@@ -56,7 +56,9 @@ _ROOT = "/"
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
-_WITH_TORCH = ("luminosity.inference.handlers.text.packed.encoder",)  # imports torch at its top
+_PACKED = "luminosity.inference.handlers.text.packed."
+_WITH_TORCH = (f"{_PACKED}choice", f"{_PACKED}encoder", f"{_PACKED}kernels")  # import torch at their top
+_INFERENCE = "apache_beam.ml.inference.base"  # workers change it before they unpickle steps
 _SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
@@ -135,13 +137,15 @@ def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[Py
 def modules_to_preload() -> list[str]:
     """Return the modules that the workers of this process's pipelines will import: those that building them imported.
 
-    Only Luminosity's own modules for steps count, and pandas if anything but Beam has it, or a pipeline may use Beam's
-    handlers for scikit-learn. They import no accelerator library, start no threads and set no number of threads, so
-    that the fork server may import them, and workers share their memory. What else a script has imported may do all of
-    that: scikit-learn loads OpenMP, which reads ``OMP_NUM_THREADS`` once, and each worker has a number of its own.
+    Only Luminosity's own modules for steps count, Beam's RunInference, and pandas if anything but Beam has it, or a
+    pipeline may use Beam's handlers for scikit-learn. They import no accelerator library, start no threads and set no
+    number of threads, so that the fork server may import them, and workers share their memory. What else a script has
+    imported may do all of that: scikit-learn loads OpenMP, which reads ``OMP_NUM_THREADS`` once, and each worker has a
+    number of its own.
     """
     names = list(sys.modules)
     found = [name for name in names if name.startswith(_STEP_MODULES) and name not in _WITH_TORCH]
+    found += [_INFERENCE] if _INFERENCE in sys.modules else []
     return [*found, "pandas"] if _SKLEARN in sys.modules or _has_pandas(names) else found
 
 

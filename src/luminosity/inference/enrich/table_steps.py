@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,14 +97,13 @@ def _begin(value: Any) -> str:
 class TableBlockCoder(BlockCoder):
     """Encodes a block with pickle, but its table with Arrow: the pickle of a slice holds the whole table."""
 
-    def encode(self, value: TableBlock) -> bytes:
-        """Return the pickle of a block, with its table in Arrow's format."""
-        whole = replace(value, table=_TABLES.encode(value.table))  # type: ignore[arg-type]
-        return pickle.dumps(whole, pickle.HIGHEST_PROTOCOL)
+    def luminosity_parts(self, value: TableBlock) -> list[bytes | memoryview]:
+        """Return the encoded block in parts, with its table in Arrow's format."""
+        return super().luminosity_parts(replace(value, table=_TABLES.encode(value.table)))  # type: ignore[arg-type]
 
     def decode(self, encoded: bytes) -> TableBlock:
-        """Return the block of a pickle that ``encode`` made."""
-        whole = pickle.loads(encoded)
+        """Return the block that was encoded."""
+        whole = super().decode(encoded)
         return replace(whole, table=_TABLES.decode(whole.table))
 
     def estimate_size(self, value: TableBlock) -> int:
