@@ -155,7 +155,11 @@ class InferenceMetrics:
     RETURN: Final = "return_micro_secs"
     DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
     OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
-    PACKED: Final = "packed_rows"  # texts that were computed without padding around them
+    PACKED: Final = "packed_rows"  # texts that were computed without padding around them, in one of three ways:
+    BY_KERNELS: Final = "kernel_rows"  # by our own kernels
+    BY_TORCH: Final = "varlen_rows"  # with torch's attention for rows of different lengths
+    PADDED_INSIDE: Final = "attention_padded_rows"  # padded inside of attention only
+    BY_TRANSFORMERS: Final = "transformers_rows"  # texts that were padded, and computed by transformers
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again
@@ -179,6 +183,23 @@ class InferenceMetrics:
     ALL: Final = frozenset[str](
         value for name, value in vars().items() if name.isupper() and name not in ("HIGH", "LATENCY")
     ) | {LINE_COST_SQUARED + HIGH, LINE_PRODUCT + HIGH}
+
+
+_WAYS = {
+    InferenceMetrics.BY_KERNELS: "packed, own kernels",
+    InferenceMetrics.BY_TORCH: "packed, torch's attention",
+    InferenceMetrics.PADDED_INSIDE: "packed, padded in attention",
+    InferenceMetrics.BY_TRANSFORMERS: "padded, by transformers",
+}
+
+
+def computed_by(counters: Mapping[str, int]) -> str:
+    """Return how a model of texts ran, by the counters of a step; empty for other models.
+
+    >>> computed_by({"packed_rows": 8, "kernel_rows": 8})
+    'packed, own kernels'
+    """
+    return " and ".join(words for name, words in _WAYS.items() if counters.get(name))
 
 
 def usable_cores() -> int:

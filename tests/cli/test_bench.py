@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from luminosity.cli.common.table_options import TableReader
 from luminosity.cli.main import main
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError, TableError
-from luminosity.inference.tuning.measurement import Measurement
+from luminosity.inference.adapting.adapt import adapt
+from luminosity.inference.tuning.measurement import Measurement, ModelUnderTest
 from luminosity.inference.tuning.search import Candidate, Search, Space, Trial, difference, with_settings
 from luminosity.inference.tuning.trial_runner import Survey
 from luminosity.inference.tuning.tune import Choices, Tuning, flags, handler_code
+from tests.inference.texts import save_with_tokenizer, tiny_bert_config
 from tests.warm import run_module
 
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
@@ -268,6 +271,98 @@ def test_the_report_of_an_accelerator_fits_a_narrow_terminal(tmp_path: Path) -> 
     assert "CPU workers to feed the model" in report
     assert report.splitlines()[-1] == "SentenceEmbedder('model', device='cuda', dtype='bfloat16')"
     assert json.loads(json.dumps(as_data(tuning, "embed:model", 2000)))["best"]["dtype"] == "bfloat16"
+
+
+def test_a_gpu_runs_models_of_texts_in_different_ways(tmp_path: Path) -> None:
+    def rates(candidate: Candidate) -> float:
+        rate = {"float32": 1.0, "bfloat16": 3.0}[candidate.dtype or ""]
+        rate *= {"packed": 2.0, "padded": 1.5, "compiled": 0.0, None: 0.01}[candidate.way]
+        return 100 * rate * (0.5 if candidate.max_batch_size else 1)
+
+    ways = ("packed", "padded", "compiled")
+    search = _searched(Space(("cuda", "cpu"), ("float32", "bfloat16"), cores=2, ways=ways), rates)
+    assert [str(trial.candidate) for trial in search.trials] == [
+        "cuda, float32, packed",
+        "cpu, float32, 2 threads",
+        "cuda, bfloat16, packed",
+        "cuda, bfloat16, padded",
+        "cuda, bfloat16, compiled",
+        "cuda, bfloat16, packed, batches up to 32",
+    ]
+    assert search.best is not None
+    assert search.best.candidate == Candidate("cuda", "bfloat16", way="packed")
+
+
+def test_the_report_of_ways_fits_a_narrow_terminal_and_says_how_models_ran(tmp_path: Path) -> None:
+    from luminosity import SentenceEmbedder
+
+    ways = ("packed", "padded", "compiled")
+    tuning = Tuning(SentenceEmbedder("model"), ["text"], 5, Choices())
+    tuning.survey = Survey(50_000.0, ("cuda",), ways)
+    tuning.reference = Candidate("cuda", "float32", way="packed")
+    tuning.search = Search(Space(("cuda",), ("float32", "bfloat16"), ways=ways))
+    vectors = {"float32": np.array([1.0, 0.0]), "bfloat16": np.array([1.0, 0.01])}
+
+    def measure(candidate: Candidate) -> Trial:
+        if candidate.way == "compiled":
+            return Trial(candidate, None, "RuntimeError: no compiler here")
+        how = "packed, own kernels" if candidate.way == "packed" else "padded, by transformers"
+        rate = (300_000.0 if candidate.way == "padded" else 200_000.0) / (1 + (candidate.max_batch_size is not None))
+        measured = replace(
+            _measured(rate, 70_000, 12_300_000_000), budget=1_048_576.0, first_seconds=12.34, computed_by=how
+        )
+        apart = difference({0: vectors["float32"]}, {0: vectors[candidate.dtype or ""]})
+        return Trial(candidate, measured, differs=None if candidate == tuning.reference else apart)
+
+    list(tuning.search.run(measure))
+    with (tmp_path / "report.txt").open("w", encoding="utf-8") as file:
+        print_report(Console(file=file, width=80), tuning, "embed:model", 2000)
+    report = (tmp_path / "report.txt").read_text(encoding="utf-8")
+    assert "…" not in report
+    assert "workers" not in report.splitlines()[2]
+    assert "12.3 s 0.99995" in report
+    assert "✗ cuda, float32, compiled: RuntimeError: no compiler here" in report
+    assert "packed, own kernels; padded, by transformers" in report
+    assert report.splitlines()[-2:] == [
+        "handler = SentenceEmbedder('model', device='cuda', dtype='float32')",
+        "handler.packs_rows = False",
+    ]
+    assert json.loads(json.dumps(as_data(tuning, "embed:model", 2000)))["best"]["way"] == "padded"
+
+
+@pytest.mark.parametrize("way", ["packed", "padded"])
+def test_each_way_is_measured_and_named(way: str, tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    from luminosity import SentenceEmbedder, TextClassifier
+
+    handler = SentenceEmbedder(save_with_tokenizer(BertModel(tiny_bert_config()), tmp_path), device="CPU")
+    assert handler.ways == ("packed", "padded", "compiled")
+    assert TextClassifier(str(tmp_path)).ways == ("padded", "compiled")
+
+    under_test = ModelUnderTest(adapt(with_settings(handler, Candidate("cpu", "float32", way=way))), _TEXTS)
+    under_test.warm_up(0.1)
+    measured = under_test.measure(0.1)
+
+    expected = {"packed": "packed, padded in attention", "padded": "padded, by transformers"}
+    assert measured.computed_by == expected[way]
+    assert measured.first_seconds > 0
+    assert under_test.predictions
+
+
+def test_a_way_is_that_of_the_handler_that_runs() -> None:
+    from luminosity import SentenceEmbedder
+
+    given = SentenceEmbedder("model", compile=True)
+    assert given.adjusted(way="packed").packs_rows
+    assert not given.adjusted(way="padded").packs_rows
+    assert given.adjusted("cpu").packs_rows
+
+
+def test_cosines_are_those_of_vectors_only() -> None:
+    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([1.0, 1.0])}).cosine == pytest.approx(0.5**0.5)
+    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([0.0, 0.0])}).cosine is None
+    assert difference({0: {"score": 1.0}}, {0: {"score": 1.0}}).cosine is None
 
 
 def test_a_device_that_is_not_there_is_not_measured_as_the_cpu() -> None:

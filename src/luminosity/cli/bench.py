@@ -6,6 +6,7 @@ import argparse
 import glob
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -168,18 +169,26 @@ def print_report(console: Console, tuning: Tuning, name: str, rows: int) -> None
         console.print(Text(sentence))
     if best is not None:
         console.print()
-        console.print(Text(settings(name, tuning.handler_name, best), style="bold green"), soft_wrap=True)
+        console.print(
+            Text(settings(name, tuning.handler_name, best, _ways(tuning)), style="bold green"), soft_wrap=True
+        )
 
 
-def settings(name: str, handler_name: str, best: Trial) -> str:
+def settings(name: str, handler_name: str, best: Trial, ways: Sequence[str] = ()) -> str:
     """Return the text to paste: the handler, and the pipeline's flags if they differ from the defaults."""
     from luminosity.inference.tuning.tune import flags, handler_code
 
     kind, _, path = name.partition(":")
     own = _CLASSES.get(kind)
     first = repr(path) if own else "..."
-    code = handler_code(own or handler_name, first, best.candidate)
-    return "\n".join([code, *([" ".join(flags(best.candidate))] if flags(best.candidate) else [])])
+    lines = [handler_code(own or handler_name, first, best.candidate)]
+    if best.candidate.way == "padded" and "packed" in ways:
+        lines = [f"handler = {lines[0]}", "handler.packs_rows = False"]
+    return "\n".join([*lines, *([" ".join(flags(best.candidate))] if flags(best.candidate) else [])])
+
+
+def _ways(tuning: Tuning) -> tuple[str, ...]:
+    return tuning.survey.ways if tuning.survey is not None else ()
 
 
 def as_data(tuning: Tuning, name: str, rows: int) -> dict[str, Any]:
@@ -192,7 +201,7 @@ def as_data(tuning: Tuning, name: str, rows: int) -> dict[str, Any]:
         "prepared_rows_per_second": survey.prepared_per_second if survey is not None else None,
         "is_out_of_time": tuning.is_out_of_time,
         "best": asdict(best.candidate) if best is not None else None,
-        "settings": settings(name, tuning.handler_name, best).splitlines() if best is not None else [],
+        "settings": settings(name, tuning.handler_name, best, _ways(tuning)).splitlines() if best is not None else [],
         "trials": [_trial_data(trial) for trial in tuning.search.trials],
     }
 
@@ -210,31 +219,50 @@ def _table(trials: list[Trial], best: Trial | None) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    table.add_column("device", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
-    for head in ("workers", "threads", "rows/s", "padding", "budget", "batch", "memory", "differs"):
-        table.add_column(head, no_wrap=True, justify="right")
-    for trial in trials:
-        table.add_row("▸" if trial is best else "", *_cells(trial), style="bold" if trial is best else "")
+    rows = [_cells(trial, _has_ways(trials), _has_vectors(trials)) for trial in trials]
+    for head in dict.fromkeys(head for row in rows for head in row):
+        is_text = head in ("device", "dtype", "way")
+        table.add_column(head, no_wrap=True, justify="left" if is_text else "right")
+    for trial, row in zip(trials, rows, strict=True):
+        table.add_row("▸" if trial is best else "", *row.values(), style="bold" if trial is best else "")
     return table
 
 
-def _cells(trial: Trial) -> list[str]:
+def _has_ways(trials: list[Trial]) -> bool:
+    """Return whether a GPU ran a model of texts in different ways: this decides on the columns."""
+    return any(trial.candidate.way is not None for trial in trials)
+
+
+def _has_vectors(trials: list[Trial]) -> bool:
+    return any(trial.differs is not None and trial.differs.cosine is not None for trial in trials)
+
+
+def _cells(trial: Trial, has_ways: bool, has_vectors: bool) -> dict[str, str]:
+    """Return the cells of a trial with a measurement, by column."""
     candidate, measured = trial.candidate, trial.measured
     if measured is None:
-        return []
-    return [
-        candidate.device or "-",
-        candidate.dtype or "-",
-        str(candidate.workers),
-        str(candidate.threads or "-"),
-        f"{measured.rows_per_second:,.0f}" if measured.rows_per_second >= 10 else f"{measured.rows_per_second:.2g}",
-        f"{measured.padding:.0%}",
-        f"{measured.budget:,.0f}",
-        f"{measured.largest_batch:,}" if candidate.max_batch_size is None else f"≤{candidate.max_batch_size:,}",
-        format_bytes(measured.memory_bytes),
-        _differs(trial),
-    ]
+        return {}
+    rate, limit = measured.rows_per_second, candidate.max_batch_size
+    workers = {"workers": str(candidate.workers), "threads": str(candidate.threads or "-")}
+    start = {"start": f"{measured.first_seconds:.1f} s"} if has_ways else {}
+    return {
+        "device": candidate.device or "-",
+        "dtype": candidate.dtype or "-",
+        **({"way": candidate.way or "-"} if has_ways else workers),
+        "rows/s": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}",
+        "pad" if has_ways else "padding": f"{measured.padding:.0%}",
+        "budget": f"{measured.budget:,.0f}",
+        "batch": f"{measured.largest_batch:,}" if limit is None else f"≤{limit:,}",
+        "memory": format_bytes(measured.memory_bytes),
+        **start,
+        **({"cosine": _cosine(trial)} if has_ways and has_vectors else {"differs": _differs(trial)}),
+    }
+
+
+def _cosine(trial: Trial) -> str:
+    if trial.differs is None or trial.differs.cosine is None:
+        return "-"
+    return f"{trial.differs.cosine:.5f}"
 
 
 def _differs(trial: Trial) -> str:
@@ -252,7 +280,13 @@ def _notes(tuning: Tuning) -> list[str]:
     if best is None:
         return ["No candidate could be measured."]
     compared = [trial.differs for trial in search.trials if trial.differs is not None]
-    if compared:
+    if _has_ways(search.trials):
+        ran = dict.fromkeys(trial.measured.computed_by for trial in search.trials if trial.measured is not None)
+        notes.append("start: from the load to the first predictions; imports are done before")
+        notes.append(f"The models ran {'; '.join(filter(None, ran))}.")
+    if compared and _has_ways(search.trials) and _has_vectors(search.trials):
+        notes.append(f"cosine: the least cosine of a row's vector with that of {tuning.reference}")
+    elif compared:
         more = "; +N: in N rows a label or text differs" if any(differs.changed for differs in compared) else ""
         notes.append(f"differs: the largest difference from the predictions of {tuning.reference}{more}")
     if any(trial.rate > best.rate for trial in search.trials):

@@ -10,7 +10,7 @@ from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import metrics_pb2
 
 from luminosity._shared.kafka_metrics import KafkaMetrics, bucket_counts, bucket_names, is_bucket, percentile_ms
-from luminosity.core import InferenceMetrics
+from luminosity.core import InferenceMetrics, computed_by
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
 from luminosity.events import InferenceView, KafkaView, MetricView, ModelLoaded, ModelVersion, PartitionLag
@@ -89,6 +89,7 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device
         fixed_seconds=fixed_seconds,
         seconds_per_cost=seconds_per_cost,
         runs_on="server" if count(InferenceMetrics.REQUESTS) else "device" if has_device else "worker",
+        computed_by=computed_by(counters),
         cut_texts=count(InferenceMetrics.CUT_TEXTS),
         requests=count(InferenceMetrics.REQUESTS),
         retries=count(InferenceMetrics.RETRIES),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from luminosity.core import computed_by
 from luminosity.inference.blocks import piece, rows
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.host import host_of
@@ -46,6 +48,11 @@ class Measurement:
     memory_of: str
     """"device", or "process": then the memory is the growth of the process since before the model was loaded."""
 
+    first_seconds: float = 0.0
+    """The time from the start of the load to the first predictions, in a process that has imported the libraries."""
+    computed_by: str = ""
+    """How a model of texts ran, as :func:`luminosity.core.computed_by` says."""
+
     @property
     def padding(self) -> float:
         """The share of the work that was spent on padding."""
@@ -80,6 +87,7 @@ class ModelUnderTest:
         self._prepared = Preparer(self.handler).prepare(self.examples)
         self._host = host_of(self.handler)  # imports the handler's library, which must not count as the model's memory
         self._memory_before = _memory("VmRSS")
+        self._begun, self._first_seconds = time.monotonic(), 0.0
         self._lane = self._host.enter(self, lambda: self.handler, LaneSettings())
         self._host.load(self._lane)
         self._rate = 0.0
@@ -96,6 +104,7 @@ class ModelUnderTest:
         begun, count, before = time.monotonic(), 1, _Pass(0, 1.0, [])
         while True:
             last = self._pass(count)
+            self._first_seconds = self._first_seconds or time.monotonic() - self._begun
             is_settled = count >= _LEAST_PASS and last.budget == before.budget
             # The first pass may include compilation.
             is_hopeless = count == before.rows and last.rate < worth and last.seconds > seconds / 4
@@ -123,6 +132,8 @@ class ModelUnderTest:
             sum(batch.out_of_memory for batch in measured.batches),
             memory,
             memory_of,
+            self._first_seconds,
+            computed_by(sum((Counter(batch.notes) for batch in done), Counter[str]())),
         )
 
     def _faster_pass(self, seconds: float) -> _Pass:

@@ -31,6 +31,7 @@ __all__ = [
     "heavy_modules",
     "is_adjustable",
     "takes_batch_limit",
+    "ways_here",
     "with_settings",
 ]
 _HEAVY = ("pandas", "scipy", "sklearn.base", "torch", "apache_beam.ml.inference.sklearn_inference")
@@ -50,6 +51,8 @@ class Candidate:
     threads: int | None = None
     """Threads of each worker."""
     max_batch_size: int | None = None
+    way: str | None = None
+    """How a GPU runs a model of texts: one of ``TextHandler.ways``."""
 
     def __str__(self) -> str:
         """Return the settings in a few words.
@@ -57,7 +60,7 @@ class Candidate:
         >>> str(Candidate("cpu", "bfloat16", workers=2, threads=1))
         'cpu, bfloat16, 2 workers of 1 thread'
         """
-        parts = [part for part in (self.device, self.dtype) if part]
+        parts = [part for part in (self.device, self.dtype, self.way) if part]
         if self.threads is not None:
             of = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
             parts.append(of if self.workers == 1 else f"{self.workers} workers of {of}")
@@ -73,7 +76,9 @@ def is_adjustable(handler: ModelHandler[Any, Any, Any]) -> bool:
 
 def with_settings(handler: ModelHandler[Any, Any, Any], candidate: Candidate) -> ModelHandler[Any, Any, Any]:
     """Return the handler with these settings. The one passed in must not be used afterwards."""
-    if isinstance(handler, TorchHandler | JaxModelHandler):
+    if isinstance(handler, TextHandler):
+        handler = handler.adjusted(candidate.device, candidate.dtype, candidate.way)
+    elif isinstance(handler, TorchHandler | JaxModelHandler):
         handler = handler.adjusted(candidate.device, candidate.dtype)
     if isinstance(handler, TorchHandler) and candidate.device not in (None, "cpu") and handler.device.type == "cpu":
         raise InvalidArgument(f"found the device {candidate.device!r}, expected one that torch can use on this machine")
@@ -103,6 +108,11 @@ def devices_here(handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:
         platforms = (device.platform for device in require("jax", "jax").local_devices())
         return tuple(dict.fromkeys((*platforms, "cpu")))
     return ()
+
+
+def ways_here(handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:
+    """Return the ways in which a GPU can run a model of texts, the fastest first; empty for other models."""
+    return handler.ways if isinstance(handler, TextHandler) else ()
 
 
 def heavy_modules(handler: ModelHandler[Any, Any, Any]) -> list[str]:
@@ -143,12 +153,14 @@ class Space:
     threads: tuple[int, ...] = ()
     """If empty: one worker with all cores, then more workers with fewer threads each, while that is faster."""
     batch_limits: bool = True
+    ways: tuple[str, ...] = ()
+    """The ways in which a GPU can run the model."""
     cores: int = field(default_factory=usable_cores)
     ram_bytes: int = field(default_factory=machine_ram_bytes)
 
 
 class Search:
-    """Tries settings one after the other: the device, the dtype, threads, smaller batches.
+    """Tries settings one after the other: the device, the dtype, the way on a GPU, threads, smaller batches.
 
     Each step keeps the best of the step before, instead of trying all combinations.
 
@@ -176,8 +188,8 @@ class Search:
     def run(self, measure: Callable[[Candidate], Trial | None]) -> Iterator[Trial]:
         """Yield trials as they are done. The search ends when ``measure`` returns None."""
         space = self._space
-        self.planned = max(1, len(space.devices)) + max(0, len(space.dtypes) - 1) + 3
-        for step in (self._devices, self._dtypes, self._threads, self._batch_limits):
+        self.planned = max(1, len(space.devices)) + max(0, len(space.dtypes) - 1) + max(0, len(space.ways) - 1) + 3
+        for step in (self._devices, self._dtypes, self._ways, self._threads, self._batch_limits):
             for candidate in step():
                 if candidate in [trial.candidate for trial in self.trials]:
                     continue
@@ -200,6 +212,11 @@ class Search:
     def _dtypes(self) -> Iterator[Candidate]:
         for dtype in self._space.dtypes:
             yield replace(self._so_far, dtype=dtype)
+
+    def _ways(self) -> Iterator[Candidate]:
+        if self._so_far.way is not None:
+            for way in self._space.ways:
+                yield replace(self._so_far, way=way)
 
     def _threads(self) -> Iterator[Candidate]:
         begun = self._so_far
@@ -233,7 +250,8 @@ class Search:
     def _on_cores(self, candidate: Candidate) -> Candidate:
         """Use all cores if they compute. With another device, threads matter little."""
         if candidate.device not in (None, "cpu"):
-            return candidate
+            ways = self._space.ways if candidate.device.startswith(("cuda", "gpu")) else ()
+            return replace(candidate, way=ways[0]) if ways else candidate
         return self._with_threads(candidate, self._space.threads[0] if self._space.threads else self._space.cores)
 
     def _with_threads(self, candidate: Candidate, threads: int) -> Candidate:
@@ -259,15 +277,17 @@ class Difference:
     """Rows in which something other than a number differs: a label, a text, the shape."""
     rows: int
     """The number of rows compared."""
+    cosine: float | None = None
+    """The least cosine of two vectors of the same row; None if predictions are no vectors."""
 
 
 def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Difference:
     """Compare predictions by row. Rows that only one side has don't count.
 
     >>> difference({0: {"label": "A", "score": 0.5}, 1: 1}, {0: {"label": "B", "score": 0.75}})
-    Difference(largest=0.25, changed=1, rows=1)
+    Difference(largest=0.25, changed=1, rows=1, cosine=None)
     """
-    largest, changed = 0.0, 0
+    largest, changed, cosines = 0.0, 0, list[float]()
     common = first.keys() & second.keys()
     for row in common:
         is_same = True
@@ -276,7 +296,23 @@ def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Differenc
             is_same = is_same and apart is not None
             largest = max(largest, apart or 0.0)
         changed += not is_same
-    return Difference(largest, changed, len(common))
+        cosines += _cosine(first[row], second[row])
+    return Difference(largest, changed, len(common), min(cosines, default=None))
+
+
+def _cosine(first: Any, second: Any) -> list[float]:
+    """Return the cosine of two vectors, or nothing if they are none."""
+    one, other = (getattr(each, "inference", each) for each in (first, second))
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return []
+    if (
+        one.ndim != 1
+        or one.shape != other.shape
+        or not all(each.dtype.kind == "f" and each.any() for each in (one, other))
+    ):
+        return []
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return [float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))]
 
 
 def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:

@@ -21,7 +21,7 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.memory import is_out_of_memory
 from luminosity.inference.threads import limit_threads
 from luminosity.inference.tuning.measurement import Measurement, ModelUnderTest, preparing_rate
-from luminosity.inference.tuning.search import Candidate, devices_here, heavy_modules, with_settings
+from luminosity.inference.tuning.search import Candidate, devices_here, heavy_modules, ways_here, with_settings
 
 __all__ = ["CandidateFailed", "Survey", "TrialRunner"]
 
@@ -40,6 +40,8 @@ class Survey:
     """How many rows one core prepares per second."""
     devices: tuple[str, ...]
     """The devices that the handler can use."""
+    ways: tuple[str, ...] = ()
+    """The ways in which a GPU can run the model."""
 
 
 class TrialRunner:
@@ -163,7 +165,7 @@ def _survey(pickled: bytes, is_ready: Callable[[], None]) -> Survey:
     handler, examples = pickler.loads(pickled)
     handler.set_environment_vars()
     is_ready()
-    return Survey(preparing_rate(adapt(handler), examples), devices_here(handler))
+    return Survey(preparing_rate(adapt(handler), examples), devices_here(handler), ways_here(handler))
 
 
 def _measure(
@@ -200,4 +202,6 @@ def _together(each: list[Measurement]) -> Measurement:
         sum(one.out_of_memory for one in each),
         sum(one.memory_bytes for one in each),
         each[0].memory_of,
+        max(one.first_seconds for one in each),
+        each[0].computed_by,
     )

@@ -99,6 +99,7 @@ class Tuning:
             choices.dtypes or (_DTYPES if can_adjust else ()),
             choices.threads,
             takes_batch_limit(self._handler),
+            survey.ways,
         )
 
     def _measure(self, candidate: Candidate) -> Trial | None:
@@ -196,6 +197,7 @@ def handler_code(name: str, first_argument: str, best: Candidate) -> str:
     """
     settings = {"device": best.device, "dtype": best.dtype, "max_batch_size": best.max_batch_size}
     given = [f"{key}={value!r}" for key, value in settings.items() if value is not None]
+    given += ["compile=True"] if best.way == "compiled" else []
     return f"{name}({', '.join([first_argument, *given])})"
 
 

@@ -32,13 +32,14 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     >>> view = InferenceView("Embed/Infer", inferences=410, batches=10, useful_cost=940, padded_cost=1000,
     ...     budget_cost=1080, queue_wait_seconds=4.92, prepare_seconds=0.03, collate_seconds=0.004,
     ...     transfer_seconds=0.01, compute_seconds=0.96, return_seconds=0.02, device_busy_seconds=0.96,
-    ...     worker_seconds=1.1, out_of_memory=2, runs_on="device")
+    ...     worker_seconds=1.1, out_of_memory=2, runs_on="device", computed_by="packed, own kernels")
     >>> for part in parts(view):
     ...     print(part)
     padding 6%
     batches 41 rows, 92% full
     device 87% busy
     out of memory 2 times
+    packed, own kernels
     waits 12 ms
     batch 102 ms (prepare 3, collate 0.4, transfer 1, compute 96, return 2)
     >>> for part in parts(InferenceView("Ask/Infer", inferences=90, batches=90, runs_on="server", requests=120,
@@ -120,6 +121,8 @@ def _of_model(view: InferenceView) -> list[str]:
         said.append(_busy(view))
     if view.out_of_memory:
         said.append(f"out of memory {'once' if view.out_of_memory == 1 else f'{view.out_of_memory} times'}")
+    if view.computed_by:
+        said.append(view.computed_by)
     if view.inferences and view.queue_wait_seconds:
         said.append(f"waits {words.milliseconds(view.queue_wait_seconds / view.inferences)} ms")
     if took := _took(view):

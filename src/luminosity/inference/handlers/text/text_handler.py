@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
@@ -12,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import PredictionResult
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
+from luminosity.core import InferenceMetrics
 from luminosity.errors import Fix, HandlerError, InvalidArgument, InvalidType, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
-from luminosity.inference.handler import ExampleT, HandlerOptions
+from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.on_torch import Batch, TorchHandler
 from luminosity.inference.handlers.padding import pad_rows
 from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
@@ -168,6 +170,21 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
             return None
         return packing_of(self.source, self.device, self.dtype)
 
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which a GPU can run the model: some of "packed", "padded" (in transformers) and "compiled"."""
+        if "compile" not in inspect.signature(type(self).__init__).parameters:
+            return ()
+        is_packed = self.adjusted("cpu", "float32", "packed").packing is not None  # the file decides, not the device
+        return ("packed", "padded", "compiled") if is_packed else ("padded", "compiled")
+
+    def adjusted(self, device: str | None = None, dtype: str | None = None, way: str | None = None) -> Self:
+        """Return a copy for another device, with another dtype or run in another way; None keeps the current one."""
+        other = super().adjusted(device, dtype)
+        if way is not None:
+            other.packs_rows, other._compile = way == "packed", way == "compiled"
+        return other
+
     def _is_packable(self) -> bool:
         """Return whether the handler computes nothing that the packed model can't."""
         return False
@@ -265,6 +282,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         mask = batch.inputs.get("attention_mask")
         if mask is not None:
             mask = mask[:, None, None, :] if self._masks_by_key else mask.long()
+        note(InferenceMetrics.BY_TRANSFORMERS, batch.count)
         return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
 
     def warm_up(self, model: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from luminosity.core import InferenceMetrics
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.families import Shape
 
@@ -78,6 +79,8 @@ class Encoder:
         self._common = common
         self._layers = layers
         self._pads = pads
+        self.counter = InferenceMetrics.PADDED_INSIDE if pads else InferenceMetrics.BY_TORCH
+        """The counter of the rows that are computed in this way."""
 
     def parameters(self) -> Iterator[Any]:
         """Yield all tensors."""

@@ -123,6 +123,7 @@ class PackedEmbedder:
         """Return the vectors of the rows, on the device. ``inputs`` has the ids, and where rows start."""
         ids, starts = inputs["ids"], inputs["starts"]
         encoder, rows = self.encoder, self._rows.of(starts, len(ids), longest)
-        note(InferenceMetrics.PACKED, starts.shape[0] - 1)
+        for counter in (InferenceMetrics.PACKED, encoder.counter):
+            note(counter, starts.shape[0] - 1)
         states = encoder.states(ids, encoder.positions(ids, rows), rows)
         return self._finish(self._pool(states, rows, self._modes, encoder.mean))
