@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -79,6 +79,46 @@ def print_figure(what: str, value: float, at_most: float | None = None, at_least
     target = f"at most {at_most}" if at_most is not None else f"at least {at_least}"
     is_met = value <= at_most if at_most is not None else value >= (at_least or 0)
     print(f"{what}: {value:.2f} (target: {target}; {'met' if is_met else 'MISSED'})")
+
+
+class Figure(NamedTuple):
+    """A measured number, and its target if it has one."""
+
+    what: str
+    value: float | None
+    """None: it could not be measured; the note says why."""
+    at_least: float | None = None
+    at_most: float | None = None
+    note: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what a table shows: the name, the number, the target, whether it is met, and the note."""
+        found = "-" if self.value is None else _number(self.value)
+        if self.at_least is None and self.at_most is None:
+            return self.what, found, "", "", self.note
+        bound = self.at_most if self.at_least is None else self.at_least
+        target = f"{'≤' if self.at_least is None else '≥'} {_number(bound or 0)}"
+        if self.value is None:
+            return self.what, found, target, "", self.note
+        is_met = self.value <= self.at_most if self.at_most is not None else self.value >= (self.at_least or 0)
+        return self.what, found, target, "met" if is_met else "MISSED", self.note
+
+
+def print_figures(figures: Iterable[Figure]) -> None:
+    """Print a table of figures beside their targets."""
+    rows = [("", "measured", "target", "", ""), *(figure.cells() for figure in figures)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for what, found, target, verdict, note in rows:
+        line = f"{what:{widths[0]}}  {found:>{widths[1]}}  {target:>{widths[2]}}  {verdict:{widths[3]}}  {note}"
+        print(line.rstrip(), flush=True)
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if value and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.6f}" if 0.99 < value < 1 else f"{value:.3g}"
 
 
 class CountAndSum(beam.CombineFn):

@@ -1,0 +1,376 @@
+"""Pipelines with models on one accelerator: embedders, several models, too little memory, a classifier, images.
+
+A section runs its pipelines first. What they are compared with runs afterwards, in the section's own process, because
+this process must not hold the device, nor have imported torch, while a pipeline starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from _accelerator_models import CLASSES, EDGE, LONGEST, WORKLOADS, Texts, be_quiet, is_small, path_of
+from _measure import CountAndSum, Figure, print_figures
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from luminosity import ImageClassifier, LuminosityRunner, RunInference, SentenceEmbedder, TextClassifier
+from luminosity.core import InferenceMetrics, computed_by
+
+__all__ = ["classifier", "images", "out_of_memory", "pipeline", "three_models"]
+
+_ROWS_PER_SHARD = 4096
+_ROWS = {"32 tokens": 1_500_000, "128 tokens": 500_000, "skewed": 1_200_000}
+_SMALL_ROWS, _SMALL_ROWS_PER_SHARD = 64, 16
+_ALONE_ROWS = 16 if is_small() else 16_384  # of the other side, which gets them at once
+_BATCH_SIZES = (8,) if is_small() else (256, 1024)
+_SECONDS = 0.2 if is_small() else 1.0  # to repeat the other side
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether there is a CUDA device, without torch."""
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    except FileNotFoundError:
+        return False
+    return bool(found.stdout.strip())
+
+
+def _dtype() -> str | None:
+    return "bfloat16" if has_cuda() else None
+
+
+# One run of a pipeline.
+
+
+class _Marks:
+    """Times of the first events of each process, as files: processes can't share anything simpler."""
+
+    _written: set[str] = set()
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def mark(self, name: str) -> None:
+        path = str(Path(self._folder, f"{name}.{os.getpid()}"))
+        if path not in self._written:
+            self._written.add(path)
+            Path(path).write_text(repr(time.time()))
+
+    def first(self, name: str) -> float:
+        return min(float(path.read_text()) for path in Path(self._folder).glob(f"{name}.*"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """How long a run took."""
+
+    rows: int
+    first_s: float
+    """From ``run()`` to the first result."""
+    done_s: float
+    """From ``run()`` until all results have been counted."""
+    whole_s: float
+    """From ``run()`` to its end."""
+    counters: Mapping[str, Mapping[str, int]]
+    """By step."""
+
+    @property
+    def rate(self) -> float:
+        """Rows per second after the first result."""
+        return self.rows / (self.done_s - self.first_s)
+
+    @property
+    def whole_rate(self) -> float:
+        """Rows per second of the whole run."""
+        return self.rows / self.whole_s
+
+    def counter(self, name: str) -> int:
+        """Return a counter, summed over steps."""
+        return sum(found.get(name, 0) for found in self.counters.values())
+
+    @property
+    def said(self) -> str:
+        """How models ran, in words."""
+        ways = dict.fromkeys(computed_by(found) for found in self.counters.values())
+        batches, padded = self.counter(InferenceMetrics.BATCHES), self.counter(InferenceMetrics.PADDED_COST)
+        busy = self.counter(InferenceMetrics.DEVICE_BUSY) / 1e6
+        return (
+            f"{', '.join(filter(None, ways))}; {batches:,} batches of {padded / max(1, batches):,.0f}, device busy "
+            f"{busy:.1f} s"
+        )
+
+
+def _run(handlers: Mapping[str, Any], make: Callable[[int, int], list[Any]], rows: int, per_shard: int) -> Run:
+    """Run all handlers on the rows of ``make``, a function of a number of rows and a seed."""
+    shards = max(1, rows // per_shard)
+    rows = shards * per_shard
+    flags = [] if has_cuda() else ["--accelerators=1"]
+    built = beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off", *flags]))
+    with tempfile.TemporaryDirectory() as folder:
+        marks = _Marks(folder)
+
+        def one(result: Any) -> int:
+            marks.mark("first")
+            return 1 if result.inference is not None else 0
+
+        def check(found: tuple[int, int]) -> None:
+            marks.mark("done")
+            if found != (rows * len(handlers), rows * len(handlers)):
+                raise ValueError(f"{found} results, of {rows * len(handlers)}")
+
+        examples = (
+            built
+            | beam.Create(range(shards))
+            | beam.Reshuffle()
+            | "Examples" >> beam.FlatMap(lambda seed: make(per_shard, seed))
+        )
+        ones = [
+            examples
+            | name >> RunInference(handler).with_resource_hints(accelerator="type:any;count:1")
+            | f"One of {name}" >> beam.Map(one)
+            for name, handler in handlers.items()
+        ]
+        _ = ones | beam.Flatten() | beam.CombineGlobally(CountAndSum()) | beam.Map(check)
+        begun = time.time()
+        result = built.run()
+        result.wait_until_finish()
+        whole_s = time.time() - begun
+        counters: dict[str, dict[str, int]] = {}
+        for each in result.metrics().query()["counters"]:
+            counters.setdefault(each.key.step, {})[each.key.metric.name] = each.committed
+        return Run(rows, marks.first("first") - begun, marks.first("done") - begun, whole_s, counters)
+
+
+@cache
+def _texts() -> Texts:
+    return Texts.random()
+
+
+def _texts_of(workload: str) -> Callable[[int, int], list[str]]:
+    make = _texts().make
+    return lambda rows, seed: make(workload, rows, seed)
+
+
+def _run_texts(handlers: Mapping[str, Any], workload: str, rows: int) -> Run:
+    per_shard = _SMALL_ROWS_PER_SHARD if is_small() else _ROWS_PER_SHARD
+    return _run(handlers, _texts_of(workload), _SMALL_ROWS if is_small() else rows, per_shard)
+
+
+def _rate(rows: int, call: Callable[[], Any]) -> float:
+    """Return the rows per second of the best call, after a first that does not count."""
+    call()
+    passes: list[float] = []
+    while sum(passes) < _SECONDS:
+        start_s = time.perf_counter()
+        call()
+        passes.append(time.perf_counter() - start_s)
+    return rows / min(passes)
+
+
+# Sections.
+
+
+def pipeline() -> None:
+    """Print rows per second of texts that are read, tokenised, encoded and counted on all cores and the device."""
+    _run_texts({"Embed": _small()}, "32 tokens", _ROWS_PER_SHARD)  # reads all libraries from the disk once
+    runs = {workload: _run_texts({"Embed": _small()}, workload, rows) for workload, rows in _ROWS.items()}
+    from _accelerator_encoder import bare_rates
+
+    bare, others = bare_rates(), {workload: _best_of_others(workload) for workload in runs}
+    figures: list[Figure] = []
+    for workload, run in runs.items():
+        rate, (name, other) = run.rate, others[workload]
+        figures += [
+            Figure(f"{workload}: rows/s after the first result", rate, note=f"{run.rows:,} rows; {run.said}"),
+            Figure(f"{workload}: rows/s of the whole run", run.whole_rate, note=f"{run.whole_s:.1f} s"),
+            Figure(f"{workload}: seconds to the first result", run.first_s, at_most=6),
+            Figure(f"{workload}: share of the encoder alone", rate / bare[workload], at_least=0.85,
+                   note=f"which does {bare[workload]:,.0f} rows/s"),
+            Figure(f"{workload}: times {name}", rate / other, at_least=14, note=f"which does {other:,.0f} rows/s"),
+        ]  # fmt: skip
+    print_figures(figures)
+
+
+def _small() -> Any:
+    return SentenceEmbedder(path_of("small"), dtype=_dtype())
+
+
+def _best_of_others(workload: str) -> tuple[str, float]:
+    """Return the usual way, and its rows per second with the best of some batch sizes."""
+    texts = _texts().make(workload, _ALONE_ROWS)
+    try:
+        encode, name = _with_sentence_transformers(), "sentence-transformers"
+    except ImportError:
+        encode, name = _with_transformers("AutoModel", _mean), "transformers, sorted"
+    return name, max(_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
+
+
+@cache
+def _with_sentence_transformers() -> Callable[[list[str], int], Any]:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    be_quiet()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    kwargs = {"dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    model = SentenceTransformer(path_of("small"), device=device, model_kwargs=kwargs)
+    return lambda texts, size: model.encode(texts, batch_size=size, show_progress_bar=False)
+
+
+def _with_transformers(kind: str, finish: Callable[[Any, Any], Any], folder: str = "small") -> Any:
+    """Return a function that computes texts with transformers in batches of similar lengths."""
+    import torch
+    import transformers
+
+    be_quiet()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = getattr(transformers, kind).from_pretrained(path_of(folder), dtype=dtype).to(device).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path_of(folder))
+
+    def encode(texts: list[str], size: int) -> list[Any]:
+        ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
+        order = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
+        found: list[Any] = []
+        with torch.inference_mode():
+            for start in range(0, len(order), size):
+                part = {"input_ids": [ids[row] for row in order[start : start + size]]}
+                batch = tokenizer.pad(part, return_tensors="pt").to(device)
+                found.append(finish(model(**batch), batch["attention_mask"]).cpu())
+        return found
+
+    return encode
+
+
+def _mean(output: Any, mask: Any) -> Any:
+    mask = mask.unsqueeze(-1)
+    return ((output.last_hidden_state * mask).sum(1) / mask.sum(1)).float()
+
+
+def three_models() -> None:
+    """Print the time of three models over the same texts in one run, beside the times of each alone."""
+    handlers: dict[str, Callable[[], Any]] = {
+        "small embedder": _small,
+        "large embedder": lambda: SentenceEmbedder(path_of("large"), dtype=_dtype()),
+        "classifier": lambda: TextClassifier(path_of("classifier"), dtype=_dtype()),
+    }
+    rows = 300_000
+    figures: list[Figure] = []
+    alone_s = 0.0
+    for name, make in handlers.items():
+        run = _run_texts({name: make()}, "skewed", rows)
+        alone_s += run.done_s - run.first_s
+        figures.append(Figure(f"{name} alone: seconds after the first result", run.done_s - run.first_s, note=run.said))
+    run = _run_texts({name: make() for name, make in handlers.items()}, "skewed", rows)
+    together_s = run.done_s - run.first_s
+    figures.append(Figure("all three: seconds after the first result", together_s, note=run.said))
+    figures.append(Figure("each alone, summed / all three in one run", alone_s / together_s, at_least=0.95))
+    print_figures(figures)
+
+
+_LARGE_BATCH = 256 if is_small() else 16_384  # tokens
+_LEFT_BYTES = 32 << 20  # of the device's memory; less than such a batch takes
+
+
+class CrampedEmbedder(SentenceEmbedder):
+    """An embedder whose process gets no more memory after the first large batch."""
+
+    is_cramped = False
+
+    def compute(self, model: Any, batch: Any, inference_args: dict[str, Any]) -> Any:
+        """Take the memory away before a large batch; without a device, fail as if it were away."""
+        import torch
+
+        is_large = len(batch.inputs["ids"]) >= _LARGE_BATCH
+        if not torch.cuda.is_available():
+            if is_large:
+                raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+        elif is_large and not self.is_cramped:
+            self.is_cramped = True
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            whole = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + _LEFT_BYTES) / whole)
+        return super().compute(model, batch, inference_args)
+
+
+def out_of_memory() -> None:
+    """Print how often batches did not fit into memory in a run in which all rows were answered."""
+    rows = 400_000
+    run = _run_texts({"Embed": CrampedEmbedder(path_of("small"), dtype=_dtype())}, "skewed", rows)
+    count = run.counter(InferenceMetrics.OUT_OF_MEMORY)
+    print_figures(
+        [
+            Figure("rows answered / rows", run.counter(InferenceMetrics.EXAMPLES) / run.rows, at_least=1),
+            Figure("batches out of memory", count, at_least=1, note="" if has_cuda() else "simulated"),
+            Figure("rows/s after the first result", run.rate, note=run.said),
+        ]
+    )
+
+
+def classifier() -> None:
+    """Print rows per second of a classifier of texts, beside a loop with transformers."""
+    run = _run_texts({"Classify": TextClassifier(path_of("classifier"), dtype=_dtype())}, "skewed", 300_000)
+    encode = _with_transformers("AutoModelForSequenceClassification", _probabilities, "classifier")
+    texts = _texts().make("skewed", _ALONE_ROWS)
+    other = max(_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
+    _print_beside(run, other, "a loop with transformers, sorted")
+
+
+def _probabilities(output: Any, _: Any) -> Any:
+    return output.logits.float().softmax(-1)
+
+
+def _print_beside(run: Run, other: float, name: str) -> None:
+    print_figures(
+        [
+            Figure("rows/s after the first result", run.rate, note=f"{run.rows:,} rows; {run.said}"),
+            Figure("rows/s of the whole run", run.whole_rate),
+            Figure("seconds to the first result", run.first_s, at_most=None),
+            Figure(f"times {name}", run.rate / other, at_least=1, note=f"which does {other:,.0f} rows/s"),
+        ]
+    )
+
+
+def images() -> None:
+    """Print images per second of a vision transformer, beside a plain loop with torch."""
+    handler = ImageClassifier(path_of("images"), dtype=_dtype(), top_k=CLASSES)
+    run = _run({"Classify": handler}, _arrays, 16 if is_small() else 24_576, 4 if is_small() else 256)
+    _print_beside(run, _plain_images(), "a loop with torch over arrays in memory")
+
+
+def _arrays(rows: int, seed: int) -> list[Any]:
+    """Return images that differ, quickly made."""
+    whole = np.random.default_rng(seed).integers(0, 256, (EDGE + rows, EDGE, 3), np.uint8)
+    return [np.ascontiguousarray(whole[row : row + EDGE]) for row in range(rows)]
+
+
+def _plain_images() -> float:
+    import torch
+    from transformers import AutoModelForImageClassification
+
+    be_quiet()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = AutoModelForImageClassification.from_pretrained(path_of("images"), dtype=dtype).to(device).eval()
+    size = 4 if is_small() else 256
+    arrays = _arrays(size if is_small() else 8 * size, 0)
+
+    def compute() -> Iterator[Any]:
+        with torch.inference_mode():
+            for start in range(0, len(arrays), size):
+                pixels = torch.from_numpy(np.stack(arrays[start : start + size])).to(device)
+                pixels = ((pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).to(dtype)
+                yield model(pixel_values=pixels).logits.float().softmax(-1).cpu()
+
+    return _rate(len(arrays), lambda: list(compute()))
