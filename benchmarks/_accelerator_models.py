@@ -10,6 +10,7 @@ import json
 import os
 import random
 import string
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CLASSES", "EDGE", "LONGEST", "MODELS", "WORKLOADS", "Texts", "be_quiet", "is_small", "models", "path_of"]
+__all__ = [
+    "CLASSES",
+    "EDGE",
+    "LONGEST",
+    "MODELS",
+    "WORKLOADS",
+    "Texts",
+    "be_quiet",
+    "has_cuda",
+    "is_small",
+    "models",
+    "path_of",
+]
 
 LONGEST = 256  # tokens, where encoders cut a text off
 EDGE = 224  # pixels
@@ -215,7 +228,9 @@ def models() -> None:
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     be_quiet()
-    print(f"{device}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}, torch {torch.__version__},")
+    print(
+        f"{device}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}, torch {torch.__version__},"
+    )
     print(f"transformers {transformers.__version__}; models with random weights, {'tiny' if is_small() else 'whole'}")
     _make_models(os.environ["ACCELERATOR_MODELS"], is_small())
 
@@ -226,6 +241,16 @@ def be_quiet() -> None:
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+
+
+@cache
+def has_cuda() -> bool:
+    """Whether there is a CUDA device, without torch."""
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    except FileNotFoundError:
+        return False
+    return bool(found.stdout.strip())
 
 
 def is_small() -> bool:
