@@ -60,6 +60,8 @@ _OF_A_BATCH = {
     InferenceMetrics.RETURN: 2_000,
     InferenceMetrics.DEVICE_BUSY: 10,
     InferenceMetrics.OUT_OF_MEMORY: 0,
+    InferenceMetrics.BY_KERNELS: 40,
+    InferenceMetrics.BY_TRANSFORMERS: 1,
     InferenceMetrics.LOADS: 1,
     InferenceMetrics.LOAD: 500_000,
     InferenceMetrics.MODEL_BYTES: 4096,
@@ -113,6 +115,8 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     assert view.worker_seconds > 0
     assert (view.loads, view.load_seconds, view.model_bytes) == (20, 10.0, 4096)
     assert (view.runs_on, view.requests) == ("worker", 0)
+    assert view.computed_by == "packed, own kernels and padded, by transformers"
+    assert step_lines.sentence(view).endswith(view.computed_by)
     assert view.batch_p50_ms is not None
     assert 80 < view.batch_p50_ms < 100
     assert view.batch_p99_ms == view.batch_p50_ms

@@ -39,9 +39,9 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     batches 41 rows, 92% full
     device 87% busy
     out of memory 2 times
-    packed, own kernels
     waits 12 ms
     batch 102 ms (prepare 3, collate 0.4, transfer 1, compute 96, return 2)
+    packed, own kernels
     >>> for part in parts(InferenceView("Ask/Infer", inferences=90, batches=90, runs_on="server", requests=120,
     ...     retries=30, throttled=28, retry_wait_seconds=9.0, device_busy_seconds=0.46, worker_seconds=0.5)):
     ...     print(part)
@@ -121,12 +121,12 @@ def _of_model(view: InferenceView) -> list[str]:
         said.append(_busy(view))
     if view.out_of_memory:
         said.append(f"out of memory {'once' if view.out_of_memory == 1 else f'{view.out_of_memory} times'}")
-    if view.computed_by:
-        said.append(view.computed_by)
     if view.inferences and view.queue_wait_seconds:
         said.append(f"waits {words.milliseconds(view.queue_wait_seconds / view.inferences)} ms")
     if took := _took(view):
         said.append(took)
+    if view.computed_by:
+        said.append(view.computed_by)
     return said
 
 
