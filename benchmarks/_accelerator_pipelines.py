@@ -28,7 +28,7 @@ from luminosity.core import InferenceMetrics, computed_by
 __all__ = ["classifier", "images", "out_of_memory", "pipeline", "three_models"]
 
 _ROWS_PER_SHARD = 4096
-_ROWS = {"32 tokens": 1_200_000, "128 tokens": 400_000, "skewed": 1_000_000}
+_ROWS = {"32 tokens": 3_000_000, "128 tokens": 1_200_000, "skewed": 2_500_000}
 _SMALL_ROWS, _SMALL_ROWS_PER_SHARD = 64, 16
 _EVERY = 4 if is_small() else 256  # results
 _ALONE_ROWS = 16 if is_small() else 8192  # of the other side, which gets them at once

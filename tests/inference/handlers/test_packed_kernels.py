@@ -27,10 +27,10 @@ def test_every_family_and_what_happens_with_a_fault() -> None:
         assert of_means < 1e-5, kind
         assert spread > 0.1, kind  # not all alike
     assert found["chosen"] == {
-        "none": "FusedEncoder",
-        "other vectors": "Encoder",
-        "not numbers": "Encoder",
-        "no compiler": "Encoder",
+        "none": "FusedEncoder kernel_rows",
+        "other vectors": "Encoder attention_padded_rows",
+        "not numbers": "Encoder attention_padded_rows",
+        "no compiler": "Encoder attention_padded_rows",
     }
     assert done.stderr.count("runs without our kernels") == 3
 

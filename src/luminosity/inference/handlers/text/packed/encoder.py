@@ -79,8 +79,11 @@ class Encoder:
         self._common = common
         self._layers = layers
         self._pads = pads
-        self.counter = InferenceMetrics.PADDED_INSIDE if pads else InferenceMetrics.BY_TORCH
+
+    @property
+    def counter(self) -> str:
         """The counter of the rows that are computed in this way."""
+        return InferenceMetrics.PADDED_INSIDE if self._pads else InferenceMetrics.BY_TORCH
 
     def parameters(self) -> Iterator[Any]:
         """Yield all tensors."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from luminosity.core import InferenceMetrics
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows
 
@@ -156,6 +157,11 @@ def _mean(states, starts, out, width: tl.constexpr, tokens_block: tl.constexpr, 
 
 class FusedEncoder(Encoder):
     """An encoder whose steps between the products of matrices are these kernels."""
+
+    @property
+    def counter(self) -> str:
+        """The counter of the rows that are computed in this way."""
+        return InferenceMetrics.BY_KERNELS
 
     def _embedded(self, ids: Any, positions: Any) -> Any:
         common, shape = self._common, self.shape
