@@ -13,7 +13,7 @@ from _accelerator_models import WORKLOADS, be_quiet, is_small, path_of
 from _measure import Figure, print_figures
 
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows, _has_varlen, pool_rows
+from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows, has_varlen, pool_rows
 from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
 from luminosity.inference.handlers.text.pretrained import Pretrained
 
@@ -42,8 +42,8 @@ def module() -> None:
     _synchronize()
     figures = [Figure("first vectors, kernels compiled if they are not kept (s)", time.perf_counter() - begun)]
     shape, dtype = packing.weights.shape, packing.dtype
-    has_varlen = device().type == "cuda" and _has_varlen(shape, dtype)
-    plain = Encoder(shape, *packing.weights.load(device(), dtype), pads=not has_varlen)
+    is_free = device().type == "cuda" and has_varlen(shape, dtype)
+    plain = Encoder(shape, *packing.weights.load(device(), dtype), pads=not is_free)
     theirs = _transformers_model(path_of("small"), dtype)
     for workload in WORKLOADS:
         ids = _ids_of(workload)
