@@ -72,9 +72,10 @@ class _Data:
     def of(
         cls, graph: Graph, config: EngineConfig, folders: RunFolders, pools: Sequence[PoolRun], world: World
     ) -> _Data:
-        ledger = Ledger(folders.quota, config.memory_budget, sum(p.plan.workers + p.plan.borrowed for p in pools))
+        workers = sum(pool.plan.workers + pool.plan.borrowed for pool in pools)
+        ledger = Ledger(folders.quota, config.memory_budget, workers)
         blocks, state = BlockStore(folders.spill, ledger), StateStore(folders.spill, ledger)
-        limit = queue_limit(ledger.limit, len(graph.buffers))
+        limit = queue_limit(ledger.limit, len(graph.buffers), workers)
         return cls(graph, Codecs(graph), blocks, state, folders, limit, world)
 
     @property

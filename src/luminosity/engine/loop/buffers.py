@@ -17,7 +17,9 @@ from luminosity.engine.loop.stage_input import StageInput
 
 __all__ = ["BufferRun", "Outflow", "PendingOutput", "queue_limit"]
 
-_MOST_QUEUE_BYTES = 64 << 20  # more would only delay the first results
+# For each worker: the output of the bundles that run counts as queued, and a second's work of one worker may make tens
+# of MB. With less, workers stand still while the step behind them waits for input. More would delay the first results.
+_MOST_QUEUE_BYTES = 64 << 20
 _LEAST_QUEUE_BYTES = 1 << 20  # one block
 _QUEUES_PART = 2  # all queues together may fill 1/2 of the memory budget before they hold back their writers
 
@@ -27,10 +29,14 @@ _UNEXPECTED_PART = 8
 _FINISH_STEP_S = 0.01  # between two looks at the memory while work is finished
 
 
-def queue_limit(memory_limit: int, buffers: int) -> int:
-    """Return how many bytes may wait in one buffer, if there are ``buffers`` of them."""
+def queue_limit(memory_limit: int, buffers: int, workers: int) -> int:
+    """Return how many bytes may wait in one buffer, if there are ``buffers`` of them.
+
+    >>> queue_limit(16 << 30, buffers=4, workers=16) >> 20
+    1024
+    """
     share = memory_limit // (_QUEUES_PART * max(1, buffers))
-    return max(_LEAST_QUEUE_BYTES, min(_MOST_QUEUE_BYTES, share))
+    return max(_LEAST_QUEUE_BYTES, min(_MOST_QUEUE_BYTES * workers, share))
 
 
 class BufferRun:
