@@ -79,7 +79,7 @@ class Tokenizer:
             return self._never_empty(self.whole(list(texts), add_special_tokens=special, **cut)["input_ids"])
         if special and self._words is not None:
             values, counts = self._words.ids(texts)
-            return pa.ListArray.from_arrays(pa.array(offsets_of(counts, len(counts))), pa.array(values))
+            return _lists(offsets_of(counts, len(counts)), values)
         # Call the backend directly: the tokenizer around it spends a third of the time on masks and dicts.
         encodings = self._fast.encode_batch_fast(texts, add_special_tokens=special)
         return self._never_empty([encoding.ids for encoding in encodings])
@@ -147,7 +147,16 @@ def list_array(lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Lists:
     """
     offsets = offsets_of(map(len, lists), len(lists))
     values = np.fromiter(chain.from_iterable(lists), dtype, int(offsets[-1]))
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+    return _lists(offsets, values)
+
+
+def _lists(offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> Lists:
+    """Return an Arrow array of lists. ``pa.array`` would import pandas, if it is there, to ask for its types."""
+    arrays = (
+        pa.Array.from_buffers(pa.from_numpy_dtype(each.dtype), len(each), [None, pa.py_buffer(each)])
+        for each in (offsets, values)
+    )
+    return pa.ListArray.from_arrays(*arrays)
 
 
 def offsets_of(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:
