@@ -72,6 +72,8 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     """Set it to False on a handler to tokenise with transformers in any case."""
     packs_rows = True
     """Set it to False on a handler to run the model with transformers in any case."""
+    may_be_packed = True
+    """Whether there are other ways to run such a model than in transformers."""
     padding_side = "right"
     cut_side = "right"
 
@@ -282,7 +284,8 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         mask = batch.inputs.get("attention_mask")
         if mask is not None:
             mask = mask[:, None, None, :] if self._masks_by_key else mask.long()
-        note(InferenceMetrics.BY_TRANSFORMERS, batch.count)
+        if self.may_be_packed:
+            note(InferenceMetrics.BY_TRANSFORMERS, batch.count)
         return module(input_ids=batch.inputs["input_ids"].long(), attention_mask=mask, **inference_args)
 
     def warm_up(self, model: Any) -> None:
