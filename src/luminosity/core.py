@@ -156,6 +156,7 @@ class InferenceMetrics:
     DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
     OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
     PACKED: Final = "packed_rows"  # texts that were computed without padding around them
+    INT8: Final = "int8_rows"  # texts that were computed in 8 bits
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again

@@ -9,14 +9,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 from luminosity.errors import InvalidArgument
-from luminosity.extras import require
+from luminosity.extras import check, require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.text.packed.packing import PackedEmbedder
+from luminosity.inference.handlers.text.packed.packing import PackedEmbedder, Packing, check_int8, int8_packing_of
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Tokenizer
@@ -46,6 +46,7 @@ class SentenceEmbedder(TextHandler[str]):
         dtype: the type of the weights, such as "bfloat16".
         compile: run the model in transformers, compiled by torch, and pad texts to few different lengths. Without it,
             known families run packed, with kernels of their own, which is faster on a GPU.
+        precision: "int8" computes on the CPU in 8 bits, with ONNX Runtime: faster, and vectors differ a little.
         load_model_args: passed to ``from_pretrained`` of transformers.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
@@ -62,10 +63,14 @@ class SentenceEmbedder(TextHandler[str]):
         device: str = "auto",
         dtype: Any = None,
         compile: bool = False,
+        precision: str | None = None,
         load_model_args: Mapping[str, Any] | None = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
+        if precision is not None:
+            device = _device_in_8_bits(precision, device, dtype, compile)
         super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
+        self._precision = precision
         if prompt is not None and prompt_name is not None:
             raise InvalidArgument("found prompt= and prompt_name=, expected one of them")
         self._pooling = (pooling,) if isinstance(pooling, str) else None if pooling is None else tuple(pooling)
@@ -134,6 +139,39 @@ class SentenceEmbedder(TextHandler[str]):
             return False  # a subclass expects that its own method is called
         return self.recipe.includes_prompt or not self.prompt  # otherwise pooling leaves out some tokens
 
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How the model runs packed in this process; None if it runs with transformers."""
+        if self._precision is None:
+            return super().packing
+        self._check_int8()
+        return int8_packing_of(self.source)
+
+    def check_files(self) -> None:
+        """Raise if the model can't be found, or can't run in the precision that was asked for."""
+        super().check_files()
+        if self._precision is not None and os.path.isdir(self._pretrained.path):
+            self._check_int8()
+            check_int8(self.source)
+
+    def _check_int8(self) -> None:
+        for module in ("onnxruntime", "onnx"):
+            check(module, "onnx")
+        if not self.packs_rows or not self._is_packable():
+            raise InvalidArgument(
+                f"found precision='int8' for {self.model_id!r} with packs_rows=False, a prompt that pooling leaves out, "
+                "or methods of a subclass that load or call the model; expected none of these",
+                fix="leave out precision",
+            )
+
+    def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
+        """Return a copy for another device or with another dtype, of which one is "int8"; None keeps the current."""
+        if dtype != "int8" and self._precision is None:
+            return super().adjusted(device, dtype)
+        other = super().adjusted(_device_in_8_bits("int8", device or "CPU", None, self._compile))
+        other._precision, other._dtype_name = "int8", None
+        return other
+
     def load_model(self) -> Any:
         """Return the encoder and the Dense steps."""
         if self.packing is None:
@@ -157,6 +195,11 @@ class SentenceEmbedder(TextHandler[str]):
         is_packed = "starts" in batch.inputs
         if is_packed and isinstance(model, PackedEmbedder) and not inference_args:
             return model(batch.inputs, batch.host_data)
+        if self._precision is not None:
+            raise InvalidArgument(
+                f"found inference_args {', '.join(sorted(inference_args))}, expected none with precision='int8'",
+                fix="leave out inference_args or precision",
+            )
         model = self.whole if isinstance(model, PackedEmbedder) else model
         batch = self.padded(batch) if is_packed else batch
         encoder, *dense = model
@@ -170,6 +213,22 @@ class SentenceEmbedder(TextHandler[str]):
     def collect(self, outputs: Outputs) -> Block:
         """Return the embeddings as a numpy matrix, a row for each text."""
         return outputs.values.numpy(force=True)
+
+
+def _device_in_8_bits(precision: str, device: str, dtype: Any, compile: bool) -> str:
+    """Return the device for this precision. Raises if it can't be had with the other arguments."""
+    if precision != "int8":
+        raise InvalidArgument(f"found precision={precision!r}, expected 'int8' or None")
+    found = {"dtype": dtype, "compile": compile or None}
+    if device.lower() not in ("auto", "cpu"):
+        found = {"device": device, **found}
+    for name, value in found.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"found precision='int8' with {name}={value!r}, expected the CPU, no dtype and no compile=True",
+                fix=f"leave out {name} or precision",
+            )
+    return "CPU"
 
 
 _REPLACED_BY_PACKING = ("_load_whole", "call", "collate", "compiled", "load", "load_model", "padded")
