@@ -5,6 +5,7 @@ This module imports torch, and is imported where a model is loaded.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -30,6 +31,7 @@ _FORMAT = 1  # of the kept files: a change of the graph or of the balance needs 
 _TRIED_ROWS, _TRIED_TOKENS = 32, 24  # made-up rows with which the channels are balanced
 _STEP = 7919  # a prime: the ids of made-up rows are spread over the vocabulary
 _LARGEST, _LARGEST_WITHOUT_VNNI = 127, 63
+_PART_TOKENS = 512  # for each thread: more tokens at once leave the caches of a core
 _FAR = -1e9  # what is added to the scores of padding
 
 
@@ -89,26 +91,49 @@ class Int8Encoder(Encoder):
 
     def states(self, ids: Any, positions: Any, rows: Rows) -> Any:
         """Return the last vector of each token."""
-        count, longest, heads = rows.starts.shape[0] - 1, rows.longest, self.shape.heads
-        note(InferenceMetrics.INT8, count)
-        owners, places = rows.owners.numpy(), rows.places.numpy()
-        each = np.arange(heads, dtype=np.int32)
-        slots = np.zeros(count * longest, np.int32)
-        slots[owners * longest + places] = np.arange(len(owners), dtype=np.int32)
-        mask = np.where(np.arange(longest) < np.diff(rows.starts.numpy())[:, np.newaxis], 0, _FAR).astype(np.float32)
-        given = {
-            "ids": ids.numpy().astype(np.int32, copy=False),
-            "positions": positions.numpy().astype(np.int32, copy=False),
-            # Heads lie one after the other: of each token those of its query, its key and its value.
-            "queries": slots.reshape(count, 1, longest) * (3 * heads) + each[:, np.newaxis],
-            "back": ((owners[:, np.newaxis] * heads + each) * longest + places[:, np.newaxis]).astype(np.int32),
-            "mask": np.broadcast_to(mask[:, np.newaxis, np.newaxis], (count, 1, longest, longest)),
-        }
-        if "distances" in self._inputs:
-            line = torch.arange(longest)
-            given["distances"] = distance_numbers(line[:, None] - line).numpy().astype(np.int32)
-        wanted = {name: np.ascontiguousarray(array) for name, array in given.items() if name in self._inputs}
-        return torch.from_numpy(self._session.run(None, wanted)[0])
+        starts = rows.starts.numpy()
+        note(InferenceMetrics.INT8, len(starts) - 1)
+        found: list[Any] = []
+        for begin, end in itertools.pairwise(_parts(starts, _PART_TOKENS * torch.get_num_threads())):
+            tokens = slice(starts[begin], starts[end])
+            given = {"ids": ids[tokens].int().numpy(), "positions": positions[tokens].int().numpy()}
+            given |= _layout(np.diff(starts[begin : end + 1]), self.shape.heads)
+            wanted = {name: np.ascontiguousarray(given[name]) for name in self._inputs}
+            found.append(self._session.run(None, wanted)[0])
+        return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+
+
+def _parts(starts: Any, most: int) -> list[int]:
+    """Return the rows with which parts of at most so many tokens begin, and the end of the last.
+
+    >>> _parts(np.array([0, 3, 5, 9, 10]), 5)
+    [0, 2, 4]
+    """
+    found = [0]
+    while found[-1] < len(starts) - 1:
+        end = int(np.searchsorted(starts, starts[found[-1]] + most, side="right")) - 1
+        found.append(max(end, found[-1] + 1))
+    return found
+
+
+def _layout(lengths: Any, heads: int) -> dict[str, Any]:
+    """Return where the heads of tokens lie in padded rows, and back, and what is added to scores."""
+    count, longest = len(lengths), int(lengths.max())
+    is_token = np.arange(longest) < lengths[:, np.newaxis]
+    slots = np.flatnonzero(is_token)
+    tokens = np.zeros(count * longest, np.int32)
+    tokens[slots] = np.arange(len(slots), dtype=np.int32)
+    rows, places = np.divmod(slots[:, np.newaxis], longest)
+    each = np.arange(heads, dtype=np.int32)
+    mask = np.where(is_token, np.float32(0), np.float32(_FAR))[:, np.newaxis, np.newaxis]
+    line = torch.arange(longest)
+    return {
+        # Heads lie one after the other: of each token those of its query, its key and its value.
+        "queries": tokens.reshape(count, 1, longest) * np.int32(3 * heads) + each[:, np.newaxis],
+        "back": ((rows * heads + each) * longest + places).astype(np.int32),
+        "mask": np.broadcast_to(mask, (count, 1, longest, longest)),
+        "distances": distance_numbers(line[:, None] - line).int().numpy(),
+    }
 
 
 def _session(content: bytes) -> Any:
@@ -117,6 +142,8 @@ def _session(content: bytes) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
+    # Threads that wait for work would take the cores from the processes that tokenise.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_mem_pattern = False  # most batches have sizes that were not there before
     # The graph is made of the fastest operators; more than basic rewriting could bring others.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
