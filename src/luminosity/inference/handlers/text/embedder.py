@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 from typing_extensions import Self, Unpack
 
-from luminosity.errors import InvalidArgument
+from luminosity.errors import InvalidArgument, MissingExtra
 from luminosity.extras import check, require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
 from luminosity.inference.handlers.text.packed.packing import PackedEmbedder, Packing, check_int8, int8_packing_of
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.text.sentence_recipe import SentenceRecipe, check_modes
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Tokenizer
 
@@ -152,24 +153,35 @@ class SentenceEmbedder(TextHandler[str]):
         super().check_files()
         if self._precision is not None and os.path.isdir(self._pretrained.path):
             self._check_int8()
-            check_int8(self.source)
 
     def _check_int8(self) -> None:
         for module in ("onnxruntime", "onnx"):
             check(module, "onnx")
         if not self.packs_rows or not self._is_packable():
             raise InvalidArgument(
-                f"found precision='int8' for {self.model_id!r} with packs_rows=False, a prompt that pooling leaves out, "
-                "or methods of a subclass that load or call the model; expected none of these",
+                f"found precision='int8' for {self.model_id!r} with packs_rows=False, with a prompt that pooling leaves "
+                "out, or with methods of a subclass that load or call the model; expected none of these",
                 fix="leave out precision",
             )
+        check_int8(self.source)
+
+    @property
+    def takes_int8(self) -> bool:
+        """Whether the model could run with ``precision="int8"``, and what that needs is installed."""
+        try:
+            self._check_int8()
+        except (InvalidArgument, MissingExtra):
+            return False
+        return not self._compile
 
     def adjusted(self, device: str | None = None, dtype: str | None = None) -> Self:
-        """Return a copy for another device or with another dtype, of which one is "int8"; None keeps the current."""
-        if dtype != "int8" and self._precision is None:
-            return super().adjusted(device, dtype)
-        other = super().adjusted(_device_in_8_bits("int8", device or "CPU", None, self._compile))
-        other._precision, other._dtype_name = "int8", None
+        """Return a copy for another device or with another dtype, or for "int8"; None keeps the current one."""
+        is_int8 = dtype == "int8" or (dtype is None and self._precision is not None)
+        other = super().adjusted(device, None if is_int8 else dtype)
+        other._precision = "int8" if is_int8 else None
+        if is_int8:
+            other._requested_device = _device_in_8_bits("int8", other._requested_device, None, self._compile)
+            other._dtype_name = None
         return other
 
     def load_model(self) -> Any:
@@ -244,97 +256,6 @@ def _finished(steps: Sequence[tuple[str, str]], dense: Sequence[Any], embeddings
         else:
             embeddings = embeddings / embeddings.norm(dim=-1, keepdim=True).clamp(min=_LEAST_LENGTH)
     return embeddings
-
-
-# In the order in which a model with several modes concatenates them.
-_OLD_NAMES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
-
-@dataclass(frozen=True)
-class SentenceRecipe:
-    """The steps of a sentence-transformers model. The defaults are for a model without its files: mean pooling only."""
-
-    folder: str = ""
-    """The folder of the transformer, relative to the model's folder."""
-    pooling: tuple[str, ...] = ("mean",)
-    includes_prompt: bool = True
-    steps: tuple[tuple[str, str], ...] = ()
-    """The steps after pooling in order: kind ("Dense" or "Normalize") and folder."""
-    max_length: int | None = None
-    lower_case: bool = False
-    prompts: dict[str, str] = field(default_factory=dict[str, str])
-    default_prompt: str | None = None
-
-    @classmethod
-    def read(cls, pretrained: Pretrained) -> SentenceRecipe:
-        """Read the recipe from the files of a model."""
-        modules = pretrained.json("modules.json")
-        if modules is None:
-            return cls()
-        kinds = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
-        if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"]:
-            raise _unknown(pretrained, " and ".join(kind for kind, _ in kinds[:2]), "Transformer and Pooling first")
-        for kind, _ in kinds[2:]:
-            if kind not in ("Dense", "Normalize"):
-                raise _unknown(pretrained, kind, "Dense or Normalize after pooling")
-        folder = kinds[0][1]
-        transformer = pretrained.json(_inside(folder, "sentence_bert_config.json")) or {}
-        pooling = pretrained.json(_inside(kinds[1][1], "config.json")) or {}
-        prompts = pretrained.json("config_sentence_transformers.json") or {}
-        return cls(
-            folder,
-            _modes(pooling),
-            pooling.get("include_prompt", True),
-            tuple(kinds[2:]),
-            transformer.get("max_seq_length"),
-            transformer.get("do_lower_case", False),
-            {name: text for name, text in (prompts.get("prompts") or {}).items() if text is not None},
-            prompts.get("default_prompt_name"),
-        )
-
-    def prompt(self, text: str | None, name: str | None) -> str:
-        """Return the text to put before each example: ``text``, the model's prompt of this name, or its default."""
-        if text is not None:
-            return text
-        if name is not None and name not in self.prompts:
-            known = ", ".join(map(repr, sorted(self.prompts))) or "none, it has no prompts"
-            raise InvalidArgument(f"found prompt_name={name!r}, expected one of the model's prompts: {known}")
-        return self.prompts.get(name or self.default_prompt or "", "")
-
-
-def _modes(pooling: dict[str, Any]) -> tuple[str, ...]:
-    modes = pooling.get("pooling_mode")
-    if modes is None:
-        return tuple(mode for name, mode in _OLD_NAMES.items() if pooling.get(name)) or ("mean",)
-    return (modes,) if isinstance(modes, str) else tuple(modes)
-
-
-def _inside(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _unknown(pretrained: Pretrained, found: str, expected: str) -> InvalidArgument:
-    return InvalidArgument(f"the sentence-transformers model {pretrained.path!r} has {found}, expected {expected}")
-
-
-def check_modes(modes: Sequence[str]) -> None:
-    """Raise if a pooling mode is unknown.
-
-    >>> check_modes(["average"])
-    Traceback (most recent call last):
-    luminosity.errors.InvalidArgument: found pooling='average', expected some of cls, max, mean, ...
-    """
-    for mode in modes:
-        if mode not in POOLING_MODES:
-            raise InvalidArgument(f"found pooling={mode!r}, expected some of {', '.join(POOLING_MODES)}")
 
 
 def pool_tokens(vectors: Any, mask: Any, modes: Sequence[str]) -> Any:

@@ -83,8 +83,8 @@ def check_int8(files: _Files) -> Weights:
             raise Unfit("its positions are rotated")
     except Unfit as error:
         raise InvalidArgument(
-            f"found precision='int8' for {files.path!r}, but {error}; expected BERT, MiniLM, DistilBERT, MPNet, RoBERTa "
-            "or XLM-RoBERTa, with its weights in model.safetensors",
+            f"found precision='int8' for {files.path!r}, but {error}; expected BERT, MiniLM, DistilBERT, MPNet, "
+            "RoBERTa or XLM-RoBERTa, with its weights in model.safetensors",
             fix="leave out precision",
         ) from error
     return weights
