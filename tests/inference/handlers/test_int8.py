@@ -243,7 +243,7 @@ def test_what_only_transformers_computes_is_refused(tmp_path: Path) -> None:
     shutil.copytree(MINILM, tmp_path / "model")
     pooling = tmp_path / "model" / "1_Pooling" / "config.json"
     pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))
-    with pytest.raises(InvalidArgument, match="a prompt that pooling leaves out"):
+    with pytest.raises(InvalidArgument, match="a prompt that pooling leaves out, or methods"):
         SentenceEmbedder(str(tmp_path / "model"), precision="int8", prompt="Find: ").check_files()
     handler = SentenceEmbedder(tiny_bert(tmp_path / "tiny"), precision="int8")
     with pytest.raises(InvalidArgument, match="found inference_args output_attentions"):

@@ -157,10 +157,10 @@ class SentenceEmbedder(TextHandler[str]):
     def _check_int8(self) -> None:
         for module in ("onnxruntime", "onnx"):
             check(module, "onnx")
-        if not self.packs_rows or not self._is_packable():
+        if not self.packs_rows or self.source.path.endswith(".gguf") or not self._is_packable():
             raise InvalidArgument(
-                f"found precision='int8' for {self.model_id!r} with packs_rows=False, with a prompt that pooling "
-                "leaves out, or with methods of a subclass that load or call the model; expected none of these",
+                f"found precision='int8' for {self.model_id!r} with packs_rows=False, a file of GGUF, a prompt that "
+                "pooling leaves out, or methods of a subclass that load or call the model; expected none of these",
                 fix="leave out precision",
             )
         check_int8(self.source)

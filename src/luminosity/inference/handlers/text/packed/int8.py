@@ -19,6 +19,7 @@ from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.handler import note
 from luminosity.inference.handlers.text.packed.encoder import Encoder, Rows, distance_numbers
+from luminosity.inference.handlers.text.packed.families import Shape
 from luminosity.inference.handlers.text.packed.kept_graphs import kept_graph
 from luminosity.inference.handlers.text.packed.onnx_graph import Balance, encoder_graph, product_graph
 from luminosity.inference.handlers.text.packed.weights import Weights
@@ -39,8 +40,9 @@ def int8_encoder_of(weights: Weights) -> Int8Encoder:
     """Return the encoder, from the user's cache if it is there."""
     largest = _largest_weight()
     status = os.stat(weights.path)
-    parts = (_FORMAT, largest, os.path.realpath(weights.path), status.st_size, status.st_mtime_ns, weights)
-    content = kept_graph(text_digest(*map(str, parts)), lambda: graph_of(weights, largest))
+    file = (os.path.realpath(weights.path), status.st_size, status.st_mtime_ns)
+    identity = (_FORMAT, largest, *file, weights.shape, weights.prefix, weights.dtype)
+    content = kept_graph(text_digest(*map(str, identity)), lambda: graph_of(weights, largest))
     return Int8Encoder(weights, content)
 
 
@@ -49,9 +51,9 @@ def graph_of(weights: Weights, largest: int | None) -> bytes:
     common, layers = weights.load("cpu", torch.float32)
     with torch.inference_mode():
         recorder = _Recorder(weights.shape, common, layers)
-        ids = torch.arange(_TRIED_ROWS * _TRIED_TOKENS) * _STEP % weights.shape.vocabulary
-        starts = torch.arange(0, len(ids) + 1, _TRIED_TOKENS, dtype=torch.int32)
-        rows = Rows.of(starts, len(ids), _TRIED_TOKENS)
+        length = min(_TRIED_TOKENS, weights.shape.positions - 1 - (weights.shape.padding or 0))
+        ids = torch.arange(_TRIED_ROWS * length) * _STEP % weights.shape.vocabulary
+        rows = Rows.of(torch.arange(0, len(ids) + 1, length, dtype=torch.int32), len(ids), length)
         recorder.states(ids, recorder.positions(ids, rows), rows)
     arrays = [{name: tensor.numpy() for name, tensor in tensors.items()} for tensors in (common, *layers)]
     try:
@@ -97,7 +99,7 @@ class Int8Encoder(Encoder):
         for begin, end in itertools.pairwise(_parts(starts, _PART_TOKENS * torch.get_num_threads())):
             tokens = slice(starts[begin], starts[end])
             given = {"ids": ids[tokens].int().numpy(), "positions": positions[tokens].int().numpy()}
-            given |= _layout(np.diff(starts[begin : end + 1]), self.shape.heads)
+            given |= _layout(np.diff(starts[begin : end + 1]), self.shape)
             wanted = {name: np.ascontiguousarray(given[name]) for name in self._inputs}
             found.append(self._session.run(None, wanted)[0])
         return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
@@ -116,9 +118,9 @@ def _parts(starts: Any, most: int) -> list[int]:
     return found
 
 
-def _layout(lengths: Any, heads: int) -> dict[str, Any]:
+def _layout(lengths: Any, shape: Shape) -> dict[str, Any]:
     """Return where the heads of tokens lie in padded rows, and back, and what is added to scores."""
-    count, longest = len(lengths), int(lengths.max())
+    count, longest, heads = len(lengths), int(lengths.max()), shape.heads
     is_token = np.arange(longest) < lengths[:, np.newaxis]
     slots = np.flatnonzero(is_token)
     tokens = np.zeros(count * longest, np.int32)
@@ -126,14 +128,16 @@ def _layout(lengths: Any, heads: int) -> dict[str, Any]:
     rows, places = np.divmod(slots[:, np.newaxis], longest)
     each = np.arange(heads, dtype=np.int32)
     mask = np.where(is_token, np.float32(0), np.float32(_FAR))[:, np.newaxis, np.newaxis]
-    line = torch.arange(longest)
-    return {
+    found = {
         # Heads lie one after the other: of each token those of its query, its key and its value.
         "queries": tokens.reshape(count, 1, longest) * np.int32(3 * heads) + each[:, np.newaxis],
         "back": ((rows * heads + each) * longest + places).astype(np.int32),
         "mask": np.broadcast_to(mask, (count, 1, longest, longest)),
-        "distances": distance_numbers(line[:, None] - line).int().numpy(),
     }
+    if shape.names.distances:
+        line = torch.arange(longest)
+        found["distances"] = distance_numbers(line[:, None] - line).int().numpy()
+    return found
 
 
 def _session(content: bytes) -> Any:
