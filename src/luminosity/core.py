@@ -160,6 +160,7 @@ class InferenceMetrics:
     BY_TORCH: Final = "varlen_rows"  # with torch's attention for rows of different lengths
     PADDED_INSIDE: Final = "attention_padded_rows"  # padded inside of attention only
     BY_TRANSFORMERS: Final = "transformers_rows"  # texts that were padded, and computed by transformers
+    INT8: Final = "int8_rows"  # texts that were computed in 8 bits
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again
@@ -190,6 +191,7 @@ _WAYS = {
     InferenceMetrics.BY_TORCH: "packed, torch's attention",
     InferenceMetrics.PADDED_INSIDE: "packed, padded in attention",
     InferenceMetrics.BY_TRANSFORMERS: "padded, by transformers",
+    InferenceMetrics.INT8: "in 8 bits, by ONNX Runtime",
 }
 
 

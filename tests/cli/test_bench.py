@@ -360,9 +360,9 @@ def test_a_way_is_that_of_the_handler_that_runs() -> None:
 
 
 def test_cosines_are_those_of_vectors_only() -> None:
-    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([1.0, 1.0])}).cosine == pytest.approx(0.5**0.5)
-    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([0.0, 0.0])}).cosine is None
-    assert difference({0: {"score": 1.0}}, {0: {"score": 1.0}}).cosine is None
+    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([1.0, 1.0])}).least_cosine == pytest.approx(0.5**0.5)
+    assert difference({0: np.array([1.0, 0.0])}, {0: np.array([0.0, 0.0])}).least_cosine is None
+    assert difference({0: {"score": 1.0}}, {0: {"score": 1.0}}).least_cosine is None
 
 
 def test_a_device_that_is_not_there_is_not_measured_as_the_cpu() -> None:

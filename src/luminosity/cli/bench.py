@@ -234,7 +234,7 @@ def _has_ways(trials: list[Trial]) -> bool:
 
 
 def _has_vectors(trials: list[Trial]) -> bool:
-    return any(trial.differs is not None and trial.differs.cosine is not None for trial in trials)
+    return any(trial.differs is not None and trial.differs.least_cosine is not None for trial in trials)
 
 
 def _cells(trial: Trial, has_ways: bool, has_vectors: bool) -> dict[str, str]:
@@ -260,9 +260,9 @@ def _cells(trial: Trial, has_ways: bool, has_vectors: bool) -> dict[str, str]:
 
 
 def _cosine(trial: Trial) -> str:
-    if trial.differs is None or trial.differs.cosine is None:
+    if trial.differs is None or trial.differs.least_cosine is None:
         return "-"
-    return f"{trial.differs.cosine:.5f}"
+    return f"{trial.differs.least_cosine:.5f}"
 
 
 def _differs(trial: Trial) -> str:

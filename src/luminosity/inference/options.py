@@ -15,7 +15,7 @@ from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.runner_options import ModelOptions
 
-__all__ = ["ModelCacheConfig", "memory_budget_of", "processes_of", "threads_of"]
+__all__ = ["ModelCacheConfig", "cache_folder", "memory_budget_of", "processes_of", "threads_of"]
 
 _DEFAULT_LIMIT = 50_000_000_000  # bytes; several large models
 _LEAST_LIMIT = 1_000_000  # bytes; a smaller limit is most likely a missing unit
@@ -46,10 +46,7 @@ class ModelCacheConfig:
         """Return the folder on this machine."""
         if self.folder is not None:
             return os.path.expanduser(self.folder)
-        root = os.environ.get("XDG_CACHE_HOME", "")
-        # The XDG standard says that a relative path is ignored.
-        root = root if os.path.isabs(root) else os.path.expanduser("~/.cache")
-        return os.path.join(root, "luminosity", "models")
+        return cache_folder("models")
 
     def limit_in_bytes(self, free: int, held: int) -> int:
         """Return the limit for a cache that holds ``held`` bytes, on a disk with ``free`` bytes free.
@@ -58,6 +55,14 @@ class ModelCacheConfig:
         20000000000
         """
         return self.limit if self.limit is not None else min(_DEFAULT_LIMIT, (free + held) // 2)
+
+
+def cache_folder(name: str) -> str:
+    """Return this user's folder of the name for what can be fetched or made again."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG standard says that a relative path is ignored.
+    root = root if os.path.isabs(root) else os.path.expanduser("~/.cache")
+    return os.path.join(root, "luminosity", name)
 
 
 def threads_of(options: PipelineOptions) -> int | None:

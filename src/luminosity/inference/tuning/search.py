@@ -211,6 +211,8 @@ class Search:
 
     def _dtypes(self) -> Iterator[Candidate]:
         for dtype in self._space.dtypes:
+            if dtype == "int8" and self._so_far.device != "cpu":
+                continue
             yield replace(self._so_far, dtype=dtype)
 
     def _ways(self) -> Iterator[Candidate]:
@@ -277,15 +279,16 @@ class Difference:
     """Rows in which something other than a number differs: a label, a text, the shape."""
     rows: int
     """The number of rows compared."""
-    cosine: float | None = None
-    """The least cosine of two vectors of the same row; None if predictions are no vectors."""
+    mean_cosine: float | None = None
+    """For predictions that are vectors, the mean of their cosines; None for all others."""
+    least_cosine: float | None = None
 
 
 def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Difference:
     """Compare predictions by row. Rows that only one side has don't count.
 
     >>> difference({0: {"label": "A", "score": 0.5}, 1: 1}, {0: {"label": "B", "score": 0.75}})
-    Difference(largest=0.25, changed=1, rows=1, cosine=None)
+    Difference(largest=0.25, changed=1, rows=1, mean_cosine=None, least_cosine=None)
     """
     largest, changed, cosines = 0.0, 0, list[float]()
     common = first.keys() & second.keys()
@@ -296,23 +299,21 @@ def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Differenc
             is_same = is_same and apart is not None
             largest = max(largest, apart or 0.0)
         changed += not is_same
-        cosines += _cosine(first[row], second[row])
-    return Difference(largest, changed, len(common), min(cosines, default=None))
+    cosines = [found for row in common if (found := _cosine(first[row], second[row])) is not None]
+    if not cosines:
+        return Difference(largest, changed, len(common))
+    return Difference(largest, changed, len(common), float(np.mean(cosines)), min(cosines))
 
 
-def _cosine(first: Any, second: Any) -> list[float]:
-    """Return the cosine of two vectors, or nothing if they are none."""
+def _cosine(first: Any, second: Any) -> float | None:
+    """Return the cosine of two predictions that are vectors."""
     one, other = (getattr(each, "inference", each) for each in (first, second))
-    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return []
-    if (
-        one.ndim != 1
-        or one.shape != other.shape
-        or not all(each.dtype.kind == "f" and each.any() for each in (one, other))
+    if not (
+        isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and one.ndim == 1 and one.shape == other.shape
     ):
-        return []
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    return [float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))]
+        return None
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths > 0 else None
 
 
 def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:

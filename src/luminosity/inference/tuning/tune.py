@@ -11,6 +11,7 @@ from typing import Any
 from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.inference.handler import Handler
+from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.tuning.search import (
     Candidate,
     Search,
@@ -96,11 +97,15 @@ class Tuning:
         choices, can_adjust = self._choices, is_adjustable(self._handler)
         return Space(
             choices.devices or survey.devices,
-            choices.dtypes or (_DTYPES if can_adjust else ()),
+            choices.dtypes or (self._dtypes() if can_adjust else ()),
             choices.threads,
             takes_batch_limit(self._handler),
             survey.ways,
         )
+
+    def _dtypes(self) -> tuple[str, ...]:
+        handler = self._handler
+        return (*_DTYPES, "int8") if isinstance(handler, SentenceEmbedder) and handler.takes_int8 else _DTYPES
 
     def _measure(self, candidate: Candidate) -> Trial | None:
         patience = self._patience()
@@ -156,6 +161,20 @@ def sentences(best: Trial, trials: list[Trial], survey: Survey) -> Iterator[str]
             f"{best.candidate.dtype} is {gain:.1f}x as fast as float32, and predictions differ by at most "
             f"{best.differs.largest:.2g}{_changed(best)}."
         )
+    yield from _cosines(trials)
+
+
+def _cosines(trials: list[Trial]) -> Iterator[str]:
+    """Yield how near the vectors in 8 bits are to those that all are compared with."""
+    reference = next((trial.candidate.dtype for trial in trials if trial.measured is not None), None)
+    for trial in trials:
+        differs = trial.differs
+        if trial.candidate.dtype == "int8" and differs is not None and differs.mean_cosine is not None:
+            yield (
+                f"On {differs.rows:,} of your rows, the cosine of int8 vectors to those of {reference} is "
+                f"{differs.mean_cosine:.4f} on average and {differs.least_cosine:.4f} at least."
+            )
+            return
 
 
 def _gain_by_dtype(best: Trial, trials: list[Trial]) -> float | None:
@@ -195,7 +214,8 @@ def handler_code(name: str, first_argument: str, best: Candidate) -> str:
     >>> handler_code("SentenceEmbedder", "'models/mini'", Candidate("cpu", "bfloat16", max_batch_size=32))
     "SentenceEmbedder('models/mini', device='cpu', dtype='bfloat16', max_batch_size=32)"
     """
-    settings = {"device": best.device, "dtype": best.dtype, "max_batch_size": best.max_batch_size}
+    kind = "precision" if best.dtype == "int8" else "dtype"
+    settings = {"device": best.device, kind: best.dtype, "max_batch_size": best.max_batch_size}
     given = [f"{key}={value!r}" for key, value in settings.items() if value is not None]
     given += ["compile=True"] if best.way == "compiled" else []
     return f"{name}({', '.join([first_argument, *given])})"

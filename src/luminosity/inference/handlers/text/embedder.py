@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
-from luminosity.errors import InvalidArgument
-from luminosity.extras import require
+from luminosity.errors import InvalidArgument, MissingExtra
+from luminosity.extras import check, require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.on_torch import Batch, Outputs
-from luminosity.inference.handlers.text.packed.packing import PackedEmbedder
+from luminosity.inference.handlers.text.packed.packing import PackedEmbedder, Packing, check_int8, int8_packing_of
 from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.text.sentence_recipe import SentenceRecipe, check_modes
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import Tokenizer
 
@@ -46,6 +47,7 @@ class SentenceEmbedder(TextHandler[str]):
         dtype: the type of the weights, such as "bfloat16".
         compile: run the model in transformers, compiled by torch, and pad texts to few different lengths. Without it,
             known families run packed, with kernels of their own, which is faster on a GPU.
+        precision: "int8" computes on the CPU in 8 bits, with ONNX Runtime: faster, and vectors differ a little.
         load_model_args: passed to ``from_pretrained`` of transformers.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
@@ -62,10 +64,14 @@ class SentenceEmbedder(TextHandler[str]):
         device: str = "auto",
         dtype: Any = None,
         compile: bool = False,
+        precision: str | None = None,
         load_model_args: Mapping[str, Any] | None = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
+        if precision is not None:
+            device = _device_in_8_bits(precision, device, dtype, compile)
         super().__init__(path, max_length, device, dtype, compile, load_model_args, **options)
+        self._precision = precision
         if prompt is not None and prompt_name is not None:
             raise InvalidArgument("found prompt= and prompt_name=, expected one of them")
         self._pooling = (pooling,) if isinstance(pooling, str) else None if pooling is None else tuple(pooling)
@@ -134,6 +140,50 @@ class SentenceEmbedder(TextHandler[str]):
             return False  # a subclass expects that its own method is called
         return self.recipe.includes_prompt or not self.prompt  # otherwise pooling leaves out some tokens
 
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How the model runs packed in this process; None if it runs with transformers."""
+        if self._precision is None:
+            return super().packing
+        self._check_int8()
+        return int8_packing_of(self.source)
+
+    def check_files(self) -> None:
+        """Raise if the model can't be found, or can't run in the precision that was asked for."""
+        super().check_files()
+        if self._precision is not None and os.path.isdir(self._pretrained.path):
+            self._check_int8()
+
+    def _check_int8(self) -> None:
+        for module in ("onnxruntime", "onnx"):
+            check(module, "onnx")
+        if not self.packs_rows or self.source.path.endswith(".gguf") or not self._is_packable():
+            raise InvalidArgument(
+                f"found precision='int8' for {self.model_id!r} with packs_rows=False, a file of GGUF, a prompt that "
+                "pooling leaves out, or methods of a subclass that load or call the model; expected none of these",
+                fix="leave out precision",
+            )
+        check_int8(self.source)
+
+    @property
+    def takes_int8(self) -> bool:
+        """Whether the model could run with ``precision="int8"``, and what that needs is installed."""
+        try:
+            self._check_int8()
+        except (InvalidArgument, MissingExtra):
+            return False
+        return not self._compile
+
+    def adjusted(self, device: str | None = None, dtype: str | None = None, way: str | None = None) -> Self:
+        """Return a copy for another device, with another dtype or "int8", or run in another way; None changes none."""
+        is_int8 = dtype == "int8" or (dtype is None and self._precision is not None)
+        other = super().adjusted(device, None if is_int8 else dtype, way)
+        other._precision = "int8" if is_int8 else None
+        if is_int8:
+            other._requested_device = _device_in_8_bits("int8", other._requested_device, None, self._compile)
+            other._dtype_name = None
+        return other
+
     def load_model(self) -> Any:
         """Return the encoder and the Dense steps."""
         if self.packing is None:
@@ -157,6 +207,11 @@ class SentenceEmbedder(TextHandler[str]):
         is_packed = "starts" in batch.inputs
         if is_packed and isinstance(model, PackedEmbedder) and not inference_args:
             return model(batch.inputs, batch.host_data)
+        if self._precision is not None:
+            raise InvalidArgument(
+                f"found inference_args {', '.join(sorted(inference_args))}, expected none with precision='int8'",
+                fix="leave out inference_args or precision",
+            )
         model = self.whole if isinstance(model, PackedEmbedder) else model
         batch = self.padded(batch) if is_packed else batch
         encoder, *dense = model
@@ -172,6 +227,22 @@ class SentenceEmbedder(TextHandler[str]):
         return outputs.values.numpy(force=True)
 
 
+def _device_in_8_bits(precision: str, device: str, dtype: Any, compile: bool) -> str:
+    """Return the device for this precision. Raises if it can't be had with the other arguments."""
+    if precision != "int8":
+        raise InvalidArgument(f"found precision={precision!r}, expected 'int8' or None")
+    found = {"dtype": dtype, "compile": compile or None}
+    if device.lower() not in ("auto", "cpu"):
+        found = {"device": device, **found}
+    for name, value in found.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"found precision='int8' with {name}={value!r}, expected the CPU, no dtype and no compile=True",
+                fix=f"leave out {name} or precision",
+            )
+    return "CPU"
+
+
 _REPLACED_BY_PACKING = ("_load_whole", "call", "collate", "compiled", "load", "load_model", "padded")
 _LEAST_LENGTH = 1e-12  # as torch's own normalize
 
@@ -185,97 +256,6 @@ def _finished(steps: Sequence[tuple[str, str]], dense: Sequence[Any], embeddings
         else:
             embeddings = embeddings / embeddings.norm(dim=-1, keepdim=True).clamp(min=_LEAST_LENGTH)
     return embeddings
-
-
-# In the order in which a model with several modes concatenates them.
-_OLD_NAMES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-
-
-@dataclass(frozen=True)
-class SentenceRecipe:
-    """The steps of a sentence-transformers model. The defaults are for a model without its files: mean pooling only."""
-
-    folder: str = ""
-    """The folder of the transformer, relative to the model's folder."""
-    pooling: tuple[str, ...] = ("mean",)
-    includes_prompt: bool = True
-    steps: tuple[tuple[str, str], ...] = ()
-    """The steps after pooling in order: kind ("Dense" or "Normalize") and folder."""
-    max_length: int | None = None
-    lower_case: bool = False
-    prompts: dict[str, str] = field(default_factory=dict[str, str])
-    default_prompt: str | None = None
-
-    @classmethod
-    def read(cls, pretrained: Pretrained) -> SentenceRecipe:
-        """Read the recipe from the files of a model."""
-        modules = pretrained.json("modules.json")
-        if modules is None:
-            return cls()
-        kinds = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
-        if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"]:
-            raise _unknown(pretrained, " and ".join(kind for kind, _ in kinds[:2]), "Transformer and Pooling first")
-        for kind, _ in kinds[2:]:
-            if kind not in ("Dense", "Normalize"):
-                raise _unknown(pretrained, kind, "Dense or Normalize after pooling")
-        folder = kinds[0][1]
-        transformer = pretrained.json(_inside(folder, "sentence_bert_config.json")) or {}
-        pooling = pretrained.json(_inside(kinds[1][1], "config.json")) or {}
-        prompts = pretrained.json("config_sentence_transformers.json") or {}
-        return cls(
-            folder,
-            _modes(pooling),
-            pooling.get("include_prompt", True),
-            tuple(kinds[2:]),
-            transformer.get("max_seq_length"),
-            transformer.get("do_lower_case", False),
-            {name: text for name, text in (prompts.get("prompts") or {}).items() if text is not None},
-            prompts.get("default_prompt_name"),
-        )
-
-    def prompt(self, text: str | None, name: str | None) -> str:
-        """Return the text to put before each example: ``text``, the model's prompt of this name, or its default."""
-        if text is not None:
-            return text
-        if name is not None and name not in self.prompts:
-            known = ", ".join(map(repr, sorted(self.prompts))) or "none, it has no prompts"
-            raise InvalidArgument(f"found prompt_name={name!r}, expected one of the model's prompts: {known}")
-        return self.prompts.get(name or self.default_prompt or "", "")
-
-
-def _modes(pooling: dict[str, Any]) -> tuple[str, ...]:
-    modes = pooling.get("pooling_mode")
-    if modes is None:
-        return tuple(mode for name, mode in _OLD_NAMES.items() if pooling.get(name)) or ("mean",)
-    return (modes,) if isinstance(modes, str) else tuple(modes)
-
-
-def _inside(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _unknown(pretrained: Pretrained, found: str, expected: str) -> InvalidArgument:
-    return InvalidArgument(f"the sentence-transformers model {pretrained.path!r} has {found}, expected {expected}")
-
-
-def check_modes(modes: Sequence[str]) -> None:
-    """Raise if a pooling mode is unknown.
-
-    >>> check_modes(["average"])
-    Traceback (most recent call last):
-    luminosity.errors.InvalidArgument: found pooling='average', expected some of cls, max, mean, ...
-    """
-    for mode in modes:
-        if mode not in POOLING_MODES:
-            raise InvalidArgument(f"found pooling={mode!r}, expected some of {', '.join(POOLING_MODES)}")
 
 
 def pool_tokens(vectors: Any, mask: Any, modes: Sequence[str]) -> Any:

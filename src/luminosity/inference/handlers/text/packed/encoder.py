@@ -14,9 +14,9 @@ from typing import Any
 
 from luminosity.core import InferenceMetrics
 from luminosity.extras import require
-from luminosity.inference.handlers.text.packed.families import Shape
+from luminosity.inference.handlers.text.packed.families import MPNET_DISTANCES, Shape
 
-__all__ = ["Encoder", "Rows", "has_varlen", "mean_of_rows", "pool_rows"]
+__all__ = ["Encoder", "Rows", "distance_numbers", "has_varlen", "mean_of_rows", "pool_rows"]
 
 torch = require("torch", "torch")
 functional = require("torch.nn.functional", "torch")
@@ -185,13 +185,7 @@ class Encoder:
 
     def _biases(self, back: Any) -> Any:
         """Return what MPNet adds for each head to keys that are so many tokens before the query."""
-        table = self._common["distances"]
-        half, exact = table.shape[0] // 2, table.shape[0] // 4
-        far = back.abs()
-        # Near distances have a number each, the others share numbers by their logarithm.
-        logarithm = torch.log(far.float() / exact) / math.log(_FARTHEST / exact) * (half - exact)
-        shared = (exact + logarithm.clamp(min=0).long()).clamp(max=half - 1)
-        return table[torch.where(far < exact, far, shared) + (back < 0).long() * half]
+        return self._common["distances"][distance_numbers(back)]
 
 
 class _PaddedAttention:
@@ -241,6 +235,16 @@ def _rotated(heads: Any, cosines: Any, sines: Any) -> Any:
     numbers = heads.float()
     first, second = numbers.chunk(2, dim=-1)
     return (numbers * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
+
+
+def distance_numbers(back: Any) -> Any:
+    """Return MPNet's number of the distance to keys that are so many tokens before the query."""
+    half, exact = MPNET_DISTANCES // 2, MPNET_DISTANCES // 4
+    far = back.abs()
+    # Near distances have a number each, the others share numbers by their logarithm.
+    logarithm = torch.log(far.float() / exact) / math.log(_FARTHEST / exact) * (half - exact)
+    shared = (exact + logarithm.clamp(min=0).long()).clamp(max=half - 1)
+    return torch.where(far < exact, far, shared) + (back < 0).long() * half
 
 
 def mean_of_rows(states: Any, rows: Rows) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Names", "Shape", "Unfit", "shape_of"]
+__all__ = ["MPNET_DISTANCES", "Names", "Shape", "Unfit", "shape_of"]
 
 
 class Unfit(Exception):
@@ -141,7 +141,7 @@ _FAMILIES = {
     "xlm-roberta": _ROBERTA,
 }
 _MPNET_PADDING = 1  # whatever the configuration says
-_MPNET_DISTANCES = 32
+MPNET_DISTANCES = 32
 
 # Settings that change nothing about the vectors of a trained encoder: names, training, heads, the tokenizer.
 _WITHOUT_EFFECT = {
@@ -179,7 +179,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (False,),
     "position_embedding_type": ("absolute", "sans_pos"),
     "pruned_heads": ({},),
-    "relative_attention_num_buckets": (_MPNET_DISTANCES,),
+    "relative_attention_num_buckets": (MPNET_DISTANCES,),
     "return_dict": (True,),
     "torchscript": (False,),
     "use_bfloat16": (False,),

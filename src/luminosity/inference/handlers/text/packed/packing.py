@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from luminosity.core import InferenceMetrics
+from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.handler import note
 from luminosity.inference.handlers.text.packed.families import Unfit, shape_of
 from luminosity.inference.handlers.text.packed.weights import Weights
 
-__all__ = ["PackedEmbedder", "Packing", "packing_of"]
+__all__ = ["PackedEmbedder", "Packing", "check_int8", "int8_packing_of", "packing_of"]
 _LOGGER = logging.getLogger(__name__)
 
 _WHERE = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
@@ -22,6 +23,9 @@ _WHERE = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
 
 class _Files(Protocol):
     """The files of a model."""
+
+    @property
+    def path(self) -> str: ...
 
     @property
     def arguments(self) -> Mapping[str, Any]: ...
@@ -41,8 +45,15 @@ class Packing:
     is_free: bool
     """Whether no row is padded: a batch then costs the sum of its rows' tokens, whatever their lengths."""
 
+    is_int8: bool = False
+    """Whether ONNX Runtime computes the model in 8 bits."""
+
     def encoder(self) -> Any:
         """Load the weights onto the device."""
+        if self.is_int8:
+            from luminosity.inference.handlers.text.packed.int8 import int8_encoder_of  # imports torch
+
+            return int8_encoder_of(self.weights)
         return _choice().encoder_of(self.weights.shape, *self.weights.load(self.device, self.dtype))
 
 
@@ -58,13 +69,46 @@ def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
         return None
 
 
+def int8_packing_of(files: _Files) -> Packing:
+    """Return how a model runs in 8 bits on the CPU. Raises ``InvalidArgument`` if it can't."""
+    torch = require("torch", "torch")
+    return Packing(check_int8(files), torch.device("cpu"), torch.float32, is_free=False, is_int8=True)
+
+
+def check_int8(files: _Files) -> Weights:
+    """Return the weights of a model that can run in 8 bits. Raises ``InvalidArgument`` if it can't."""
+    try:
+        weights, _ = _weights_of(files)
+        if weights.shape.is_rotary:
+            raise Unfit("its positions are rotated")
+    except Unfit as error:
+        raise InvalidArgument(
+            f"found precision='int8' for {files.path!r}, but {error}; expected BERT, MiniLM, DistilBERT, MPNet, "
+            "RoBERTa or XLM-RoBERTa, with its weights in model.safetensors",
+            fix="leave out precision",
+        ) from error
+    return weights
+
+
 def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
     torch = require("torch", "torch")
+    if device.type not in ("cpu", "cuda"):
+        raise Unfit(f"its device is {device.type}")
+    weights, config = _weights_of(files)
+    if dtype is None:
+        dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or weights.dtype))
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise Unfit(f"its type is {dtype}")
+    if device.type == "cpu" and dtype != torch.float32:
+        raise Unfit(f"its type is {dtype} on the CPU")
+    return Packing(weights, device, dtype, _choice().attends_without_padding(weights.shape, device, dtype))
+
+
+def _weights_of(files: _Files) -> tuple[Weights, Mapping[str, Any]]:
+    """Return the weights and the content of ``config.json``."""
     others = sorted(files.arguments.keys() - _WHERE)
     if others:
         raise Unfit(f"{others[0]} is an argument of transformers")
-    if device.type not in ("cpu", "cuda"):
-        raise Unfit(f"its device is {device.type}")
     config = files.json("config.json")
     if config is None:
         raise Unfit("it has no config.json")
@@ -74,14 +118,7 @@ def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
     path = files.file("model.safetensors")
     if path is None:
         raise Unfit("it has no model.safetensors")
-    weights = Weights.of(path, shape)
-    if dtype is None:
-        dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or weights.dtype))
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise Unfit(f"its type is {dtype}")
-    if device.type == "cpu" and dtype != torch.float32:
-        raise Unfit(f"its type is {dtype} on the CPU")
-    return Packing(weights, device, dtype, _choice().attends_without_padding(shape, device, dtype))
+    return Weights.of(path, shape), config
 
 
 def _choice() -> Any:
