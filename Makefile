@@ -4,8 +4,9 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
-# How many tests run at the same time: one more than the cores of a small machine, since tests wait for processes.
-JOBS ?= 3
+# How many tests run at the same time: two more than the cores of a small machine. With one more, a third of the time
+# of the cores was left, since tests wait for processes.
+JOBS ?= 4
 # Tests of one file share fixtures. The order of files is that of tests/conftest.py.
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
@@ -16,6 +17,9 @@ RAY_SUITES := $(addprefix tests/beam_suites/test_,fn_api_runner_suite.py validat
 	loop/test_sources.py loop/test_splits.py loop/test_stream_pitfalls.py spill data test_property.py \
 	test_stream_property.py test_regressions.py workers/test_main_scripts.py workers/test_user_state.py)
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+# Python keeps what it has compiled: tests start hundreds of processes, and each would compile the files of tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -45,6 +45,9 @@ _BEAM_MARKERS = (
 )
 
 
+# What the files of most tests import. They are safe to fork: they start no threads.
+_IMPORTED_AHEAD = ("hypothesis", "luminosity.engine.runner", "psutil", "pytest")
+
 # On an accelerator, JAX takes three quarters of the memory for each process; tests run side by side.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -135,6 +138,17 @@ def connection() -> Iterator[None]:
     ray.init(ray_address(), log_to_driver=False, logging_level=logging.WARNING)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_ahead() -> Iterator[None]:
+    """Let the fork server import what each worker would: it imports the file of the test that it works for."""
+    from luminosity.engine import assemble
+
+    find = assemble.modules_to_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "modules_to_preload", lambda: [*find(), *_IMPORTED_AHEAD])
+        yield
 
 
 @pytest.fixture(scope="session")

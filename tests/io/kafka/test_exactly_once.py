@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import lancedb
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -34,6 +33,8 @@ _SCHEMA = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
 def _lance(out: Path, name: str) -> list[int]:
     if not (out / f"{name}.lance").exists():
         return []
+    import lancedb  # workers, which import this file, don't need it
+
     return sorted(lancedb.connect(out).open_table(name).to_arrow()["id"].to_pylist())
 
 
