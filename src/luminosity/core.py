@@ -155,12 +155,12 @@ class InferenceMetrics:
     RETURN: Final = "return_micro_secs"
     DEVICE_BUSY: Final = "device_busy_micro_secs"  # batches that run at the same time count once
     OUT_OF_MEMORY: Final = "out_of_memory"  # how often a batch did not fit into memory
-    PACKED: Final = "packed_rows"  # texts that were computed without padding around them, in one of three ways:
+    PACKED: Final = "packed_rows"  # texts that were computed without padding around them, in one of these ways:
     BY_KERNELS: Final = "kernel_rows"  # by our own kernels
     BY_TORCH: Final = "varlen_rows"  # with torch's attention for rows of different lengths
     PADDED_INSIDE: Final = "attention_padded_rows"  # padded inside of attention only
+    INT8: Final = "int8_rows"  # in 8 bits
     BY_TRANSFORMERS: Final = "transformers_rows"  # texts that were padded, and computed by transformers
-    INT8: Final = "int8_rows"  # texts that were computed in 8 bits
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from luminosity.inference.handler import noting
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.handlers.text.packed import int8, kept_graphs
 from luminosity.inference.handlers.text.packed.encoder import pool_rows
-from luminosity.inference.handlers.text.packed.int8 import Int8Encoder, graph_of
+from luminosity.inference.handlers.text.packed.int8 import Int8Encoder, _parts, graph_of  # pyright: ignore[reportPrivateUsage]
 from luminosity.inference.handlers.text.packed.kept_graphs import kept_graph
 from luminosity.inference.handlers.text.packed.packing import check_int8
 from luminosity.inference.handlers.text.pretrained import Pretrained
@@ -281,3 +282,31 @@ def test_a_handler_is_pickled_with_its_precision() -> None:
     assert handler.packing.is_int8
     assert not handler.sums_costs
     assert sys.modules["onnxruntime"]
+
+
+def test_large_states_after_gelu_are_no_further_away(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(CONFIGS["bert"]()).eval()
+    with torch.no_grad():
+        for layer in model.encoder.layer:
+            layer.intermediate.dense.weight[0].mul_(200)  # one number of a token is far larger than all others
+            layer.output.dense.weight[:, 0].div_(200)
+            layer.output.dense.weight[:8, 1:].add_(0.5)  # whose weights have a sum that is far from zero
+    model.save_pretrained(tmp_path)
+    weights = check_int8(Pretrained(str(tmp_path)))
+
+    found, rows = states_of(Int8Encoder(weights, graph_of(weights, 127)), MANY)
+    expected, _ = states_of(packed(tmp_path).encoder(), MANY)
+    pooled = [pool_rows(states, rows, ["mean"]) for states in (found, expected)]
+
+    assert torch.cosine_similarity(*pooled).min() > 0.998
+
+
+def test_a_long_row_is_not_padded_into_a_part_with_many_short_ones() -> None:
+    lengths = [512, *[10] * 700, 300]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    parts = _parts(starts, 2048)
+    assert (parts[0], parts[-1]) == (0, len(lengths))
+    for begin, end in itertools.pairwise(parts):
+        assert (end - begin) * max(lengths[begin:end]) <= 4 * 2048
+        assert end - begin == 1 or starts[end] - starts[begin] <= 2048

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
 
+from luminosity.errors import HandlerError
 from luminosity.inference.blocks import take
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from luminosity.inference.handlers.text.packed.choice import attends_without_padding
@@ -344,3 +346,13 @@ def test_pooling_of_rows_of_one_token() -> None:
     states = torch.arange(8.0).reshape(2, 4)
     for mode in ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"):
         assert torch.equal(pool_rows(states, rows, [mode]), states), mode
+
+
+def test_a_token_without_a_vector_is_an_error(tmp_path: Path) -> None:
+    handler = SentenceEmbedder(save_with_tokenizer(transformers.BertModel(tiny_bert_config()), tmp_path))
+    assert handler.packing is not None
+    words = handler.packing.weights.shape.vocabulary
+    tokens = pa.array([[1, 2], [words, 3]], pa.list_(pa.int32()))
+    with pytest.raises(HandlerError, match=f"found the token {words} of .*, which has vectors for {words:,} tokens"):
+        handler.collate(tokens)
+    assert handler.collate(tokens[:1]).count == 1

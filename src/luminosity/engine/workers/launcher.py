@@ -57,7 +57,7 @@ _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
 _PACKED = "luminosity.inference.handlers.text.packed."
-_WITH_TORCH = (f"{_PACKED}choice", f"{_PACKED}encoder", f"{_PACKED}kernels")  # import torch at their top
+_WITH_TORCH = tuple(_PACKED + name for name in ("choice", "encoder", "int8", "kernels"))  # import torch at their top
 _INFERENCE = "apache_beam.ml.inference.base"  # workers change it before they unpickle steps
 _SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
 

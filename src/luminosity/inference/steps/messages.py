@@ -188,7 +188,7 @@ class BlockCoder(coders.Coder):
         return [sizes.tobytes(), pickled, *buffers]
 
     def decode(self, encoded: bytes) -> Any:
-        """Unpickle a block. Its arrays can be written to."""
+        """Unpickle a block. Arrays can be written to if they could be before."""
         count, size = _SIZES.unpack_from(encoded)
         sizes = struct.unpack_from(f"={count}Q", encoded, _SIZES.size)
         view, start = memoryview(encoded), _SIZES.size + 8 * count

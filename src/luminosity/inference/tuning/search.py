@@ -290,7 +290,7 @@ def difference(first: Mapping[int, Any], second: Mapping[int, Any]) -> Differenc
     >>> difference({0: {"label": "A", "score": 0.5}, 1: 1}, {0: {"label": "B", "score": 0.75}})
     Difference(largest=0.25, changed=1, rows=1, mean_cosine=None, least_cosine=None)
     """
-    largest, changed, cosines = 0.0, 0, list[float]()
+    largest, changed = 0.0, 0
     common = first.keys() & second.keys()
     for row in common:
         is_same = True

@@ -177,7 +177,7 @@ def count_bytes_of_samples() -> None:
     """Let Beam's RunInference count the bytes of a large batch by some of its examples.
 
     Beam pickles the whole batch for this metric, which takes a third of the time of a quick model. Handlers with a
-    ``get_num_bytes`` of their own keep it.
+    ``get_num_bytes`` of their own keep it. Spawned workers, which have not imported Beam's module, keep Beam's.
     """
     base: Any = sys.modules.get(_BASE)
     if base is None or getattr(base.ModelHandler.get_num_bytes, "counts_samples", False):
@@ -186,7 +186,7 @@ def count_bytes_of_samples() -> None:
 
     @functools.wraps(count_all)
     def get_num_bytes(handler: Any, batch: Any) -> int:
-        if not isinstance(batch, list) or len(batch) <= _COUNTED:
+        if not isinstance(batch, list | tuple) or len(batch) <= _COUNTED:
             return count_all(handler, batch)
         some = batch[:: -(-len(batch) // _COUNTED)]
         return count_all(handler, some) * len(batch) // len(some)

@@ -46,11 +46,13 @@ class SentenceEmbedder(TextHandler[str]):
         device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
         dtype: the type of the weights, such as "bfloat16".
         compile: run the model in transformers, compiled by torch, and pad texts to few different lengths. Without it,
-            known families run packed, with kernels of their own, which is faster on a GPU.
+            known families run packed: on a GPU with kernels of their own, which are faster.
         precision: "int8" computes on the CPU in 8 bits, with ONNX Runtime: faster, and vectors differ a little.
         load_model_args: passed to ``from_pretrained`` of transformers.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
+
+    may_be_packed = True
 
     def __init__(
         self,
@@ -191,7 +193,10 @@ class SentenceEmbedder(TextHandler[str]):
         self.choose_attention()
         steps = self.recipe.steps
         dense = self._load_dense()
-        return PackedEmbedder(self.packing, self.recipe.pooling, dense, partial(_finished, steps, dense))
+        model = PackedEmbedder(self.packing, self.recipe.pooling, dense, partial(_finished, steps, dense))
+        if self.packing.is_free and model.encoder.pads:  # our kernels fail for this model
+            vars(self)["packing"] = replace(self.packing, is_free=False)
+        return model
 
     def _load_whole(self) -> Any:
         encoder = self.load("AutoModel", optional=("pooler.",))

@@ -27,8 +27,6 @@ __all__ = ["Summarizer", "TextGenerator"]
 class GeneratingHandler(TextHandler[ExampleT]):
     """A handler whose predictions are new texts of at most ``max_new_tokens`` tokens."""
 
-    may_be_packed = False
-
     output_type = pa.string()
     reads_tokenizer_json = False  # decoding needs transformers
 

@@ -72,7 +72,7 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
     """Set it to False on a handler to tokenise with transformers in any case."""
     packs_rows = True
     """Set it to False on a handler to run the model with transformers in any case."""
-    may_be_packed = True
+    may_be_packed = False
     """Whether there are other ways to run such a model than in transformers."""
     padding_side = "right"
     cut_side = "right"
@@ -239,9 +239,15 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         torch = require("torch", "torch")
         if self.packing is not None:
             tokens = self.tokens_of(prepared)
-            counts = token_counts(tokens)
+            counts, ids = token_counts(tokens), flat_values(tokens).astype(np.int32)  # a copy: Arrow's is read-only
+            words = self.packing.weights.shape.vocabulary
+            if int(ids.max()) >= words:  # a kernel would read another vector
+                raise HandlerError(
+                    f"found the token {ids.max()} of {self.model_id!r}, which has vectors for {words:,} tokens",
+                    fix="use the tokenizer that belongs to the model",
+                )
             inputs = {
-                "ids": torch.from_numpy(flat_values(tokens).astype(np.int32)),  # a copy: Arrow's memory is read-only
+                "ids": torch.from_numpy(ids),
                 "starts": torch.from_numpy(offsets_of(counts, len(counts))),
             }
             return Batch(inputs, len(prepared), int(counts.max()))

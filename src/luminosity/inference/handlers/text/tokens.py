@@ -41,7 +41,6 @@ __all__ = [
 ]
 Lists: TypeAlias = Any
 """An Arrow ``ListArray``; pyarrow has no type that could be named here."""
-_INT32 = np.dtype(np.int32)
 
 
 def is_same_tokenizer(one: Any, other: Any) -> bool:
@@ -118,7 +117,7 @@ class Tokenizer:
         """Give a text without tokens the token that starts a text: models can't take an empty one."""
         if not all(lists):
             lists = [ids or [self._beginning] for ids in lists]
-        return list_array(lists, _INT32)
+        return list_array(lists, np.dtype(np.int32))
 
     @property
     def _beginning(self) -> int:
@@ -150,13 +149,10 @@ def list_array(lists: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Lists:
     return _lists(offsets, values)
 
 
-def _lists(offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> Lists:
-    """Return an Arrow array of lists. ``pa.array`` would import pandas, if it is there, to ask for its types."""
-    arrays = (
-        pa.Array.from_buffers(pa.from_numpy_dtype(each.dtype), len(each), [None, pa.py_buffer(each)])
-        for each in (offsets, values)
-    )
-    return pa.ListArray.from_arrays(*arrays)
+def _lists(*arrays: npt.NDArray[Any]) -> Lists:
+    """Return an Arrow array of lists, by offsets and values. ``pa.array`` imports pandas, if it is there."""
+    kept = (pa.Array.from_buffers(pa.from_numpy_dtype(a.dtype), len(a), [None, pa.py_buffer(a)]) for a in arrays)
+    return pa.ListArray.from_arrays(*kept)
 
 
 def offsets_of(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,8 @@ torch = require("torch", "torch")
 _LOGGER = logging.getLogger(__name__)
 
 _LARGEST_HEAD = 256  # numbers of a token in a head that kernels of attention take
-_TRIED_STARTS = (0, 1, 6, 46, 48)  # rows with which our kernels are compared: with more than one block of keys
+# Tokens of the rows with which our kernels are compared: more than one block of keys, large blocks, beyond a window.
+_TRIED_ROWS = ((1, 5, 40, 2), (200, 220))
 _LEAST_COSINE = 0.9995
 _LENGTHS_DIFFER = 0.02  # by which share the lengths of two vectors may differ
 
@@ -43,22 +45,27 @@ def encoder_of(shape: Shape, common: dict[str, Any], layers: list[dict[str, Any]
     if kernels is None:
         return plain
     fused, padded = kernels.FusedEncoder(shape, common, layers), Encoder(shape, common, layers)
-    starts = torch.tensor(_TRIED_STARTS, dtype=torch.int32, device=device)
-    ids = torch.arange(_TRIED_STARTS[-1], device=device) * 7 % shape.vocabulary
-    longest = max(end - begin for begin, end in itertools.pairwise(_TRIED_STARTS))
-    rows = Rows.of(starts, len(ids), longest)
     try:
-        with torch.inference_mode():
-            found, expected = (
-                pool_rows(each.states(ids, each.positions(ids, rows), rows), rows, ["mean"], each.mean)
-                for each in (fused, padded)
-            )
-        if not _is_same(found, expected):
-            raise ArithmeticError("they give other vectors than torch")
+        for lengths in _TRIED_ROWS:
+            found, expected = (_vectors(each, lengths, device) for each in (fused, padded))
+            if not _is_same(found, expected):
+                raise ArithmeticError("they give other vectors than torch")
     except Exception as error:  # whatever a compiler raises: the model runs without them
         _LOGGER.warning("The model runs without our kernels: %s: %s", type(error).__name__, error)
         return plain
     return fused
+
+
+def _vectors(encoder: Encoder, lengths: Sequence[int], device: Any) -> Any:
+    """Return the mean vectors of made-up rows, of so many tokens or as many as the model takes."""
+    shape = encoder.shape
+    most = shape.positions - 1 - (shape.padding or 0) if shape.positions else max(lengths)
+    starts = list(itertools.accumulate((min(length, most) for length in lengths), initial=0))
+    ids = torch.arange(starts[-1], dtype=torch.int32, device=device) * 7 % shape.vocabulary
+    given = torch.tensor(starts, dtype=torch.int32, device=device)
+    rows = Rows.of(given, len(ids), min(max(lengths), most))
+    with torch.inference_mode():
+        return pool_rows(encoder.states(ids, encoder.positions(ids, rows), rows), rows, ["mean"], encoder.mean)
 
 
 def _kernels_of(device: Any) -> Any:

@@ -81,6 +81,11 @@ class Encoder:
         self._pads = pads
 
     @property
+    def pads(self) -> bool:
+        """Whether rows are padded inside of attention."""
+        return self._pads
+
+    @property
     def counter(self) -> str:
         """The counter of the rows that are computed in this way."""
         return InferenceMetrics.PADDED_INSIDE if self._pads else InferenceMetrics.BY_TORCH

@@ -32,6 +32,7 @@ _TRIED_ROWS, _TRIED_TOKENS = 32, 24  # made-up rows with which the channels are 
 _STEP = 7919  # a prime: the ids of made-up rows are spread over the vocabulary
 _LARGEST, _LARGEST_WITHOUT_VNNI = 127, 63
 _PART_TOKENS = 512  # for each thread: more tokens at once leave the caches of a core
+_MOST_PADDED = 4  # times as many places as tokens: attention pads the rows of a part
 _FAR = -1e9  # what is added to the scores of padding
 
 
@@ -111,14 +112,19 @@ class Int8Encoder(Encoder):
 def _parts(starts: Any, most: int) -> list[int]:
     """Return the rows with which parts of at most so many tokens begin, and the end of the last.
 
+    A long row is not in one part with many short ones, which attention would pad.
+
     >>> _parts(np.array([0, 3, 5, 9, 10]), 5)
     [0, 2, 4]
     """
-    found = [0]
-    while found[-1] < len(starts) - 1:
-        end = int(np.searchsorted(starts, starts[found[-1]] + most, side="right")) - 1
-        found.append(max(end, found[-1] + 1))
-    return found
+    found, longest = [0], 0
+    for row, length in enumerate(np.diff(starts).tolist()):
+        longest = max(longest, length)
+        is_full = starts[row + 1] - starts[found[-1]] > most or (row + 1 - found[-1]) * longest > _MOST_PADDED * most
+        if is_full and row > found[-1]:
+            found.append(row)
+            longest = length
+    return [*found, len(starts) - 1]
 
 
 def _layout(lengths: Any, shape: Shape) -> dict[str, Any]:

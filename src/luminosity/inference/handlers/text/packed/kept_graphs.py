@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from luminosity._shared.shared_files import replace_file, who_else_writes
+from luminosity._shared.shared_files import is_own_file, replace_file, who_else_writes
 from luminosity.inference.options import cache_folder
 
 __all__ = ["kept_graph"]
@@ -50,6 +50,9 @@ def _read(path: str) -> bytes | None:
     """Return a file's content, or None if there is no file that is whole."""
     try:
         with open(path, "rb") as file:
+            if not is_own_file(file.fileno()):
+                _LOGGER.warning("%s is not yours: the int8 weights are made again.", path)
+                return None
             digest, content = file.read(_DIGEST_BYTES), file.read()
     except FileNotFoundError:
         return None

@@ -11,6 +11,7 @@ with ``triton.jit``: it knows no annotations but its own.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import triton
@@ -31,7 +32,7 @@ _POOLED_TOKENS = 8  # at a time
 _SMALL = 16  # the least size of a block's side
 
 
-@triton.jit(do_not_specialize=["tokens", "window"])
+@triton.jit(do_not_specialize=["tokens", "window", "reach"])
 def _attend(
     queries, keys, values, starts, owners, biases, out,
     tokens, scale, window, reach, query_stride, key_stride, value_stride,
@@ -163,6 +164,16 @@ class FusedEncoder(Encoder):
         """The counter of the rows that are computed in this way."""
         return InferenceMetrics.BY_KERNELS
 
+    @property
+    def pads(self) -> bool:
+        """Whether rows are padded inside of attention."""
+        return False
+
+    def states(self, ids: Any, positions: Any, rows: Rows) -> Any:
+        """Return the last vector of each token."""
+        with _on(ids.device):
+            return super().states(ids, positions, rows)
+
     def _embedded(self, ids: Any, positions: Any) -> Any:
         common, shape = self._common, self.shape
         out = common["words"].new_empty((len(ids), shape.width))
@@ -218,8 +229,14 @@ class FusedEncoder(Encoder):
         """Return the mean of each row's states, as float32."""
         count, width = len(rows.starts) - 1, self.shape.width
         out = torch.empty((count, width), dtype=torch.float32, device=states.device)
-        _mean[(count,)](states, rows.starts, out, width, _POOLED_TOKENS, triton.next_power_of_2(width), num_warps=4)
+        with _on(states.device):
+            _mean[(count,)](states, rows.starts, out, width, _POOLED_TOKENS, triton.next_power_of_2(width), num_warps=4)
         return out
+
+
+def _on(device: Any) -> AbstractContextManager[Any]:
+    """Launch kernels on this device: Triton's go to the process's current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class _Blocks(NamedTuple):
@@ -242,9 +259,10 @@ def check(device: Any) -> None:
     states = torch.arange(3.0 * _SMALL, device=device).reshape(3, _SMALL).sin()
     weight = torch.full((_SMALL,), 2.0, device=device)
     found, blocks = torch.empty_like(states), _blocks(3, _SMALL)
-    _norm_of_sum[blocks.grid](
-        states, states, weight, None, found, 3, 1e-6, _SMALL, blocks.rows, blocks.padded, num_warps=blocks.warps
-    )
+    with _on(states.device):
+        _norm_of_sum[blocks.grid](
+            states, states, weight, None, found, 3, 1e-6, _SMALL, blocks.rows, blocks.padded, num_warps=blocks.warps
+        )
     expected = torch.nn.functional.layer_norm(2 * states, (_SMALL,), weight, eps=1e-6)
     if not bool((found - expected).abs().max() < 1e-4):
         raise ArithmeticError("a kernel of Triton gives another result than torch")

@@ -116,7 +116,7 @@ class _Graph:
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
         self._bytes = 0
-        self._quantized: dict[str, tuple[str, str]] = {}
+        self._quantized: dict[str, tuple[str, str, str]] = {}
         self._middles = ""
         self.inputs: list[str] = []
 
@@ -160,13 +160,16 @@ class _Graph:
         whole = np.round(weight / scales[:, np.newaxis]).astype(np.int8)
         if states not in self._quantized:
             self._quantized[states] = self._rows_after_gelu(states) if is_gelu else self._rows(states)
-        rows, scale = self._quantized[states]
+        rows, scale, beyond = self._quantized[states]
         given = (rows, self.constant(whole.T), self.constant(np.float32(1)), self.constant(scales))
         zero = self.constant(np.uint8(0 if is_gelu else 128))
         product = self.node("Mul", self.node("MatMulIntegerToFloat", *given, zero, domain=_CONTRIB), scale)
-        return product, bias - _BELOW * scales * whole.sum(axis=1, dtype=np.int32) if is_gelu else bias
+        if not is_gelu:
+            return product, bias
+        below = scales * whole.sum(axis=1, dtype=np.int32)
+        return self.node("Sub", product, self.node("Mul", beyond, self.constant(below))), bias - _BELOW * below
 
-    def _rows(self, states: str) -> tuple[str, str]:
+    def _rows(self, states: str) -> tuple[str, str, str]:
         """Add 8 bits around 128 for each token's states, and their scales."""
         if not self._middles:
             middle = self._helper.make_tensor("middle", _types().UINT8, [1], [128])
@@ -174,10 +177,13 @@ class _Graph:
         least = self.node("Neg", self.node("ReduceMin", states, axes=[1], keepdims=1))
         most = self.node("Max", self.node("ReduceMax", states, axes=[1], keepdims=1), least)
         scale = self.node("Mul", most, self.constant(np.float32(1 / 127)))
-        return self._with_scale(states, self.node("Max", scale, self.constant(np.float32(_TINY))), self._middles)
+        return *self._with_scale(states, self.node("Max", scale, self.constant(np.float32(_TINY))), self._middles), ""
 
-    def _rows_after_gelu(self, states: str) -> tuple[str, str]:
-        """Add 8 bits from -0.17 on. This is a whole number of steps, so that it can be taken away after the product."""
+    def _rows_after_gelu(self, states: str) -> tuple[str, str, str]:
+        """Add 8 bits from -0.17 on. This is a whole number of steps, so that it can be taken away after the product.
+
+        Where states are so large that one step is more than 0.17, the third name is by how much.
+        """
         below = self.constant(np.float32(_BELOW))
         span = self.node("Add", self.node("ReduceMax", states, axes=[1], keepdims=1), below)
         steps = self.node("Floor", self.node("Div", self.constant(np.float32(255 * _BELOW)), span))
@@ -186,7 +192,8 @@ class _Graph:
         widest = self.node("Mul", span, self.constant(np.float32(1 / 255)))
         scale = self.node("Max", self.node("Div", below, steps), widest)
         zeros = self.node("Cast", self.node("Reshape", steps, self.whole(-1)), to=_types().UINT8)
-        return self._with_scale(states, scale, zeros)
+        beyond = self.node("Sub", self.node("Mul", steps, scale), below)
+        return *self._with_scale(states, scale, zeros), beyond
 
     def _with_scale(self, states: str, scale: str, zeros: str) -> tuple[str, str]:
         flat = self.node("Reshape", scale, self.whole(-1))
