@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from _accelerator_models import WORKLOADS, be_quiet, is_small, path_of
+from _accelerator_models import be_quiet, is_small, path_of
+from _lengths import WORKLOADS
 from _measure import Figure, print_figures
 
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from _lengths import FRAME, LONGEST, WORKLOADS
 
 __all__ = [
     "CLASSES",
     "EDGE",
-    "LONGEST",
     "MODELS",
-    "WORKLOADS",
     "Texts",
     "be_quiet",
     "has_cuda",
@@ -35,31 +33,14 @@ __all__ = [
     "path_of",
 ]
 
-LONGEST = 256  # tokens, where encoders cut a text off
 EDGE = 224  # pixels
 CLASSES = 3
-_FRAME = 2  # the tokens around every text, [CLS] and [SEP]
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _VOCABULARY = 30_522  # of BERT and MiniLM
 _WORDS_OF_A_STREAM = 100_000
 _NEW_EVERY = 20
 """One token of so many begins a number that was never there before, which is two tokens: without, whoever remembers
 words would soon know all."""
-
-Lengths = npt.NDArray[np.int64]
-
-
-def _equal(tokens: int) -> Callable[[np.random.Generator, int], Lengths]:
-    return lambda _, rows: np.full(rows, tokens)
-
-
-def _skewed(generator: np.random.Generator, rows: int) -> Lengths:
-    """Many short, few long, as people write them: half have at most 28 tokens, the mean is 38."""
-    return np.clip(generator.lognormal(mean=3.335, sigma=0.8, size=rows), _FRAME + 1, LONGEST).astype(np.int64)
-
-
-WORKLOADS = {"32 tokens": _equal(32), "128 tokens": _equal(128), "skewed": _skewed}
-"""How many tokens texts have, special ones included."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +57,7 @@ class Texts:
     def make(self, workload: str, rows: int, seed: int = 0) -> list[str]:
         """Return the same texts for the same arguments."""
         generator = np.random.default_rng(seed)
-        tokens = WORKLOADS[workload](generator, rows) - _FRAME
+        tokens = WORKLOADS[workload](generator, rows) - FRAME
         numbers = tokens // _NEW_EVERY
         starts = generator.integers(0, len(self.words) - LONGEST, size=rows)
         new = map(str, generator.integers(100_000, 1_000_000, size=numbers.sum()).tolist())

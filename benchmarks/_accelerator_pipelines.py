@@ -12,9 +12,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from _accelerator_models import CLASSES, EDGE, LONGEST, Texts, be_quiet, has_cuda, is_small, path_of
+from _accelerator_models import CLASSES, EDGE, Texts, be_quiet, has_cuda, is_small, path_of
 from _accelerator_run import Run
 from _accelerator_run import run as run_pipeline
+from _lengths import LONGEST
 from _measure import Figure, print_figures
 
 from luminosity import ImageClassifier, SentenceEmbedder, TextClassifier

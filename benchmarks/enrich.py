@@ -19,7 +19,8 @@ import _measure
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from _texts import LONGEST, MODEL, Texts
+from _lengths import LONGEST
+from _texts import MODEL, Texts
 from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 

@@ -20,7 +20,8 @@ from typing import Any
 import _measure
 import apache_beam as beam
 from _counters import print_counters
-from _texts import LONGEST, MODEL, Texts
+from _lengths import LONGEST
+from _texts import MODEL, Texts
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity import LuminosityRunner, RunInference, SentenceEmbedder, TextClassifier

@@ -273,6 +273,30 @@ def test_the_report_of_an_accelerator_fits_a_narrow_terminal(tmp_path: Path) -> 
     assert json.loads(json.dumps(as_data(tuning, "embed:model", 2000)))["best"]["dtype"] == "bfloat16"
 
 
+def test_int8_is_tried_on_the_cpu_also_beside_a_gpu() -> None:
+    def tried(*devices: str) -> list[tuple[str | None, str | None]]:
+        search = _searched(
+            Space(devices, ("float32", "int8"), cores=2), lambda each: 9.0 if each.device == "cuda" else 1.0
+        )
+        return [(trial.candidate.device, trial.candidate.dtype) for trial in search.trials]
+
+    assert ("cpu", "int8") in tried("cuda", "cpu")
+    assert ("cpu", "int8") in tried("cpu")
+    assert "int8" not in {dtype for _, dtype in tried("cuda")}  # nobody asked for it: Tuning refuses that
+
+
+@pytest.mark.parametrize(("devices", "message"), [(("cuda",), "expected cpu among them"), ((), "can run in 8 bits")])
+def test_int8_that_can_not_be_tried_is_refused(devices: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    from luminosity import SentenceEmbedder, TextClassifier
+
+    path = save_with_tokenizer(BertModel(tiny_bert_config()), tmp_path)
+    handler = SentenceEmbedder(path) if devices else TextClassifier(path)
+    with pytest.raises(OptionError, match=message):
+        Tuning(handler, ["text"], 5, Choices(devices, ("float32", "int8")))
+
+
 def test_a_gpu_runs_models_of_texts_in_different_ways(tmp_path: Path) -> None:
     def rates(candidate: Candidate) -> float:
         rate = {"float32": 1.0, "bfloat16": 3.0}[candidate.dtype or ""]

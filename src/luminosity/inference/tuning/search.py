@@ -211,9 +211,10 @@ class Search:
 
     def _dtypes(self) -> Iterator[Candidate]:
         for dtype in self._space.dtypes:
-            if dtype == "int8" and self._so_far.device != "cpu":
-                continue
-            yield replace(self._so_far, dtype=dtype)
+            if dtype != "int8" or self._so_far.device == "cpu":
+                yield replace(self._so_far, dtype=dtype)
+            elif "cpu" in self._space.devices:  # the only device for 8 bits
+                yield self._on_cores(Candidate("cpu", dtype))
 
     def _ways(self) -> Iterator[Candidate]:
         if self._so_far.way is not None:

@@ -53,6 +53,17 @@ class Tuning:
                 f"{flag} can't be varied: {handler} is not a TorchModelHandler, a JaxModelHandler or a text model's "
                 "handler"
             )
+        if "int8" in choices.dtypes and not _takes_int8(handler):
+            raise OptionError(
+                f"--dtype int8: found {handler}, expected a SentenceEmbedder whose model can run in 8 bits, and "
+                "onnxruntime",
+                fix="leave out int8",
+            )
+        if "int8" in choices.dtypes and choices.devices and "cpu" not in choices.devices:
+            raise OptionError(
+                f"--dtype int8: found --device {','.join(choices.devices)}, expected cpu among them, for 8 bits",
+                fix="add cpu, or leave out int8",
+            )
         self._handler = handler
         self._choices = choices
         self._runner = TrialRunner(handler, examples)
@@ -104,8 +115,7 @@ class Tuning:
         )
 
     def _dtypes(self) -> tuple[str, ...]:
-        handler = self._handler
-        return (*_DTYPES, "int8") if isinstance(handler, SentenceEmbedder) and handler.takes_int8 else _DTYPES
+        return (*_DTYPES, "int8") if _takes_int8(self._handler) else _DTYPES
 
     def _measure(self, candidate: Candidate) -> Trial | None:
         patience = self._patience()
@@ -140,6 +150,10 @@ class Tuning:
 
 _SOME_PADDING, _MUCH_PADDING = 0.005, 0.15  # shares of the work that are worth a sentence, and an explanation
 _IDLE = 0.8  # a device that computes less of the time waits for the CPU
+
+
+def _takes_int8(handler: Handler[Any, Any, Any]) -> bool:
+    return isinstance(handler, SentenceEmbedder) and handler.takes_int8
 
 
 def sentences(best: Trial, trials: list[Trial], survey: Survey) -> Iterator[str]:
