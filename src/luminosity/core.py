@@ -160,7 +160,10 @@ class InferenceMetrics:
     BY_TORCH: Final = "varlen_rows"  # with torch's attention for rows of different lengths
     PADDED_INSIDE: Final = "attention_padded_rows"  # padded inside of attention only
     INT8: Final = "int8_rows"  # in 8 bits
+    IN_SLOTS: Final = "slot_rows"  # prompts that were answered in slots, each of which goes on to the next by itself
     BY_TRANSFORMERS: Final = "transformers_rows"  # texts that were padded, and computed by transformers
+    PROMPT_TOKENS: Final = "prompt_tokens"  # tokens of the prompts that a model has read
+    NEW_TOKENS: Final = "new_tokens"  # tokens that a model has written
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again
@@ -192,6 +195,7 @@ _WAYS = {
     InferenceMetrics.PADDED_INSIDE: "packed, padded in attention",
     InferenceMetrics.BY_TRANSFORMERS: "padded, by transformers",
     InferenceMetrics.INT8: "in 8 bits, by ONNX Runtime",
+    InferenceMetrics.IN_SLOTS: "in slots",
 }
 
 

@@ -221,6 +221,10 @@ class ModelFailed(LuminosityError, RuntimeError):
     may_pass = True
 
 
+class ModelDied(ModelFailed):
+    """A model that takes examples as they come can't answer any more; it is loaded again for the next example."""
+
+
 class HostUnavailable(LuminosityError, RuntimeError):
     """A model host has failed. If it is the shared host of all workers: it can't be started or reached."""
 

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict, Unpack
 from luminosity._shared.text import did_you_mean
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.blocks import Block, rows, size
+from luminosity.inference.continuous import ContinuousModel, answers_of
 
 __all__ = [
     "Handler",
@@ -92,8 +93,10 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     output_type: pa.DataType | None = None
     """The Arrow type of one prediction, for predictions that become a column of a table."""
     self_batching: bool = False
-    """Whether the model batches by itself, as vLLM does: ``predict`` then gets one example at a time, and up to
-    ``concurrency`` calls run at once."""
+    """Whether ``predict`` gets one example at a time, in up to ``concurrency`` calls at once.
+
+    A model that takes examples as they come, as vLLM does, needs no threads for that: let ``load_model`` return a
+    :class:`~luminosity.inference.continuous.ContinuousModel`."""
     columnar: bool = False
     """Whether the handler takes columns of a table: ``prepare`` then gets an Arrow array, a numpy matrix or a record
     batch instead of a list of examples, and does almost no work per row."""
@@ -173,6 +176,8 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
     def predict(self, model: ModelT, batch: Any, inference_args: dict[str, Any] | None = None) -> Any:
         """Run the model on a batch; may return before the device is done."""
+        if isinstance(model, ContinuousModel):  # where no model host is
+            return answers_of(model, rows(batch), inference_args)
         raise NotImplementedError(f"{type(self).__name__} has no method predict")
 
     def wait(self, outputs: Any) -> None:
@@ -191,6 +196,13 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
     def abandon(self, model: ModelT) -> None:
         """Stop what this model still computes: a batch exceeded its timeout, and the model is loaded again."""
+
+    def submits(self, inference_args: Mapping[str, Any] | None) -> bool:
+        """Return whether examples with these arguments go to the ``submit`` of a ``ContinuousModel``.
+
+        Otherwise batches of them go to ``predict``, as for other models.
+        """
+        return True
 
     def takes_updates(self) -> bool:
         """Return whether the handler can load a new version: whether it implements ``update_model_path``."""
@@ -226,8 +238,12 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     ) -> Iterable[PredictionT]:
         """Call all hooks in order, as Beam's own RunInference needs it."""
         examples = list(batch)
-        outputs = self.predict(model, self.transfer(self.collate(self.prepare(examples))), inference_args)
-        self.wait(outputs)
+        prepared = self.prepare(examples)
+        if isinstance(model, ContinuousModel) and self.submits(inference_args):
+            outputs = answers_of(model, rows(prepared), inference_args)
+        else:
+            outputs = self.predict(model, self.transfer(self.collate(prepared)), inference_args)
+            self.wait(outputs)
         values = rows(self.collect(outputs))
         return [PredictionResult(*pair, self.model_id) for pair in zip(examples, values, strict=True)]  # type: ignore[misc]
 

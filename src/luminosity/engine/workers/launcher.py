@@ -56,8 +56,11 @@ _ROOT = "/"
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
 _STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
-_PACKED = "luminosity.inference.handlers.text.packed."
-_WITH_TORCH = tuple(_PACKED + name for name in ("choice", "encoder", "int8", "kernels"))  # import torch at their top
+_TEXT = "luminosity.inference.handlers.text."
+_WITH_TORCH = (  # import torch at their top
+    *(f"{_TEXT}packed.{name}" for name in ("choice", "encoder", "int8", "kernels")),
+    *(f"{_TEXT}slots.{name}" for name in ("choosing", "decoder", "device_slots", "model")),
+)
 _INFERENCE = "apache_beam.ml.inference.base"  # workers change it before they unpickle steps
 _SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
 

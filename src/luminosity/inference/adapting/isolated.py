@@ -82,11 +82,12 @@ class IsolatedHandler(WrappedHandler):
 
 
 def _keep_padded(handler: Any) -> None:
-    """Let a text encoder pad its batches: whether it can do without, only the process with the device may ask."""
+    """Let a model of texts pad its batches: whether it can do without, only the process with the device may ask."""
     while isinstance(handler, WrappedHandler):
         handler = handler.wrapped
-    if hasattr(handler, "packs_rows"):
-        handler.packs_rows = False
+    for name in ("packs_rows", "uses_slots"):
+        if hasattr(handler, name):
+            setattr(handler, name, False)
 
 
 class _Child:

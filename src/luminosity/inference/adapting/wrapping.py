@@ -251,6 +251,10 @@ class WrappedHandler(BeamContract):
         """Stop what the wrapped handler's model still computes."""
         self._inner.abandon(model)
 
+    def submits(self, inference_args: Mapping[str, Any] | None) -> bool:
+        """Return whether examples with these arguments go to the ``submit`` of the wrapped handler's model."""
+        return self._inner.submits(inference_args)
+
     def num_examples(self, collated: Any, count: int) -> int:
         """Return how many predictions the wrapped handler counts for a batch."""
         return self._inner.num_examples(collated, count)

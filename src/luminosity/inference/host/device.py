@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import replace
 from typing import Any
 
-from luminosity.errors import HostUnavailable
+from luminosity.errors import HostUnavailable, ModelDied
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.device_threads import BatchCallbacks, DeviceThreads, InFlight
@@ -113,11 +113,12 @@ class Device:
         """Raise ``AssertionError`` if the state is inconsistent."""
         self.scheduler.check_integrity()
         running = self.in_flight.running
+        with_thread = [batch for batch in running if batch.future is None]
         for lane in self.lanes.values():
             lane.check_integrity()
             assert running or lane.model.users == 0, f"{lane.model.key}: in use, and nothing runs"
         capacity = 0 if self._threads is None else self._threads.capacity
-        assert len(running) <= capacity, f"{len(running)} batches are under way, and {capacity} have a thread"
+        assert len(with_thread) <= capacity, f"{len(with_thread)} batches are under way, and {capacity} have a thread"
 
     # What the threads of bundles do while they wait for outcomes.
 
@@ -146,6 +147,8 @@ class Device:
             self._settle(batch, self.in_flight.abandon(batch, _timeout_error(timeout), self.now()))
             assert self._threads is not None
             self._threads.replace_thread_of(batch)
+            if batch.future is not None:
+                batch.future.cancel()
             if lane.handler.should_garbage_collect_on_timeout():
                 self._load_again(lane.model)
                 _LOGGER.warning("A model took longer than %s seconds and is loaded anew.", timeout)
@@ -225,6 +228,8 @@ class Device:
                     batch, error, self.now(), too_large=too_large, by_its_examples=by_its_examples
                 )
                 self._settle(batch, outcomes)
+                if isinstance(error, ModelDied) and batch.attempt == batch.lane.model.attempt:
+                    self._load_again(batch.lane.model)
 
     def _retry_without_an_idle_model(self, batch: Batch) -> bool:
         """Evict a model without work and retry the batch: smaller batches are the last resort."""
@@ -243,6 +248,7 @@ class Device:
         with self.lock:
             if not batch.abandoned:
                 self.in_flight.put_back(batch)
+                self._look_for_room(batch)
                 self.lock.notify_all()
 
     def _thread_broke(self, error: BaseException) -> None:
@@ -309,7 +315,14 @@ class Device:
         batch.counting_session().count(batch.lane, batch.stats)
         for session, outcome in outcomes:
             session.deliver(outcome)
+        self._look_for_room(batch)
         self.lock.notify_all()
+
+    def _look_for_room(self, batch: Batch) -> None:
+        """Let the lanes of a model that takes examples as they come give it the next one."""
+        if batch.lane.submits:
+            for lane in self.scheduler.lanes_of(batch.lane.model):
+                self._queue.add(lane)
 
 
 def _timeout_error(timeout: float | None) -> TimeoutError:

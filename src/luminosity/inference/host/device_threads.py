@@ -1,6 +1,7 @@
 """The threads around a device, and the batches under way.
 
-One thread cuts and collates batches, some compute, one hands results back.
+One thread cuts and collates batches, some compute, one hands results back. A model that takes examples as they come
+gets them from a computing thread, and one more thread hands its answers back.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from apache_beam.runners.worker import statesampler
 
 from luminosity._shared.hangs import Frames, frames_of
 from luminosity._shared.user_code import is_users
-from luminosity.errors import EndpointError, HandlerError
-from luminosity.inference.blocks import Block, as_block
+from luminosity.errors import EndpointError, HandlerError, ModelFailed
+from luminosity.inference.blocks import Block, as_block, rows, size
 from luminosity.inference.handler import noting
 from luminosity.inference.host.interface import Outcome
 from luminosity.inference.host.lane import Batch, Stage, Submitter
@@ -63,10 +66,13 @@ class DeviceThreads:
         self._calls = calls
         self._to_compute: queue.Queue[Batch | None] = queue.Queue(_COLLATED)
         self._to_return: queue.Queue[tuple[Batch, Any] | None] = queue.Queue(_COMPUTED)
+        self._answered: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        """Examples that have their answer; never more than such models have taken."""
         self._computing_threads = 0
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._spawn("schedule", self._schedule)
         self._spawn("return", self._hand_back)
+        self._spawn("answers", self._hand_back_answers)
 
     @property
     def capacity(self) -> int:
@@ -84,8 +90,10 @@ class DeviceThreads:
         if batch.stage is Stage.COMPUTING:
             batch.lane.model.slots.release()
             self._spawn("compute", self._compute)
-        elif batch.stage is Stage.RETURNING:
+        elif batch.stage is Stage.RETURNING and batch.future is None:
             self._spawn("return", self._hand_back)
+        elif batch.stage is Stage.RETURNING:
+            self._spawn("answers", self._hand_back_answers)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         def run() -> None:
@@ -104,11 +112,16 @@ class DeviceThreads:
             del batch  # Its inputs are large.
         self._to_compute.put(None)
         self._to_return.put(None)
+        self._answered.put(None)
 
     def _collate(self, batch: Batch) -> bool:
         handler, stats = batch.lane.handler, batch.stats
         try:
             begun = self._now()
+            if batch.lane.submits:
+                prepared = batch.prepared()
+                batch.inputs, stats.num_bytes = rows(prepared)[0], size(prepared)
+                return True
             collated = handler.collate(batch.prepared())
             stats.num_bytes = handler.get_num_bytes(collated)
             stats.count = handler.num_examples(collated, batch.count)
@@ -132,6 +145,11 @@ class DeviceThreads:
                     return  # A new thread has taken the place of this one, and its slot.
                 batch.stage = Stage.WAITING
                 slots.release()
+                if batch.future is not None:
+                    batch.lane.submitted.add(batch)
+            if batch.future is not None:
+                # The last step: it may run at once, and then the batch is no longer this thread's.
+                batch.future.add_done_callback(partial(_put, self._answered, batch))
             if outputs is not None:
                 self._to_return.put((batch, outputs[0]))
             del batch, outputs  # They hold memory of the device.
@@ -147,6 +165,9 @@ class DeviceThreads:
         with _as_part_of(batch.parts[0][0].session.step), noting() as notes:
             batch.started, batch.started_ns = self._now(), lane.settings.clock.time_ns()
             try:
+                if lane.submits:
+                    batch.future = copy[0].submit(batch.inputs, lane.settings.inference_args)
+                    return None
                 outputs = lane.handler.predict(copy[0], batch.inputs, lane.settings.inference_args)
             except BaseException as error:
                 copy = None  # The error refers to this frame, and may outlive the model.
@@ -169,11 +190,43 @@ class DeviceThreads:
                 return  # A new thread has taken the place of this one.
             del batch, item
 
-    def _collect(self, batch: Batch, outputs: Any) -> None:
+    def _hand_back_answers(self) -> None:
+        while (batch := self._answered.get()) is not None:
+            with self._lock:
+                if batch.abandoned:
+                    continue
+                batch.stage = Stage.RETURNING
+            self._answer(batch)
+            if batch.abandoned:
+                return  # A new thread has taken the place of this one.
+            del batch
+
+    def _answer(self, batch: Batch) -> None:
+        """Hand back the answer of a model that takes examples as they come."""
+        assert batch.future is not None
+        try:
+            answer = batch.future.result()
+        except CancelledError:
+            with self._lock:
+                model = batch.lane.model
+                was_closed = not model.is_ready or batch.attempt != model.attempt
+            if was_closed:  # the model made room for another, or hung with another example
+                self._calls.put_back(batch)
+            else:
+                self._calls.failed(batch, ModelFailed("the model has cancelled this example"), True)
+        except BaseException as error:
+            self._calls.failed(batch, error, not isinstance(error, EndpointError))
+        else:
+            with noting() as notes:
+                self._collect(batch, [answer], notes)
+
+    def _collect(self, batch: Batch, outputs: Any, notes: dict[str, int] | None = None) -> None:
+        """Turn outputs into values and hand them back; ``notes`` are what the handler counts meanwhile."""
         handler = batch.lane.handler
         try:
             with _as_part_of(batch.parts[0][0].session.step):
-                handler.wait(outputs)
+                if not batch.lane.submits:
+                    handler.wait(outputs)
                 ready, ready_ns = self._now(), batch.lane.settings.clock.time_ns()
                 values, model_id = as_block(handler.collect(outputs)), handler.model_id
             if len(values) != batch.count:
@@ -181,6 +234,7 @@ class DeviceThreads:
                     f"{handler} returned {len(values)} predictions for {batch.count} examples",
                     fix="return one prediction for each example, in their order",
                 )
+            batch.stats.notes |= notes or {}
         except BaseException as error:
             self._calls.failed(batch, error, True)
         else:
@@ -202,7 +256,7 @@ class InFlight:
     def begin(self, batch: Batch, now: float) -> None:
         """Add a batch that was just cut."""
         self.running.add(batch)
-        batch.begun = now
+        batch.begun, batch.attempt = now, batch.lane.model.attempt
         batch.lane.model.users += 1
 
     def succeed(
@@ -249,11 +303,13 @@ class InFlight:
     def put_back(self, batch: Batch) -> None:
         """Return the examples to the front of their lane, as a new batch."""
         self.running.discard(batch)
+        batch.lane.submitted.discard(batch)
         batch.lane.model.users -= 1
         batch.lane.retry([batch.again()])
 
     def _end(self, batch: Batch, now: float) -> None:
         self.running.remove(batch)
+        batch.lane.submitted.discard(batch)
         batch.lane.model.users -= 1
         batch.lane.model.used_at = now
         batch.inputs = None
@@ -261,6 +317,10 @@ class InFlight:
     def _count_failed_run(self, batch: Batch, now: float) -> None:
         """Count the time of a failed batch: a model that only fails has had its turn like any other."""
         batch.lane.model.run_seconds += now - (batch.started or batch.begun)
+
+
+def _put(answered: queue.SimpleQueue[Batch | None], batch: Batch, _: object) -> None:
+    answered.put(batch)
 
 
 class _OneStep:

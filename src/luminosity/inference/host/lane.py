@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from luminosity.inference.batching import Arrivals, Backlog, BatchPolicy, Cut, QueuedExamples
-from luminosity.inference.blocks import Block, Indices, concat, part_of, piece, take
+from luminosity.inference.blocks import Block, Indices, join, part_of, piece, take
 from luminosity.inference.handler import Handler, limits_of
 from luminosity.inference.host.interface import BatchStats, LaneSettings, Outcome
 from luminosity.inference.host.model import Model
@@ -92,6 +93,10 @@ class Batch:
     stage: Stage = Stage.WAITING
     abandoned: bool = False
     """Whether the batch exceeded its timeout; its examples have failed, and its thread's result is ignored."""
+    attempt: int = 0
+    """The number of the load whose model computes the batch."""
+    future: Future[Any] | None = None
+    """The answer of a model that takes examples as they come; None before it has the example, and for others."""
     stats: BatchStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +124,7 @@ class Batch:
     def prepared(self) -> Block:
         """Return all examples as one block."""
         part = take if self.is_padded else part_of  # a handler that does not pad knows slices, and changes none
-        return concat([part(submission.prepared, places) for submission, places in self.parts])
+        return join([part(submission.prepared, places) for submission, places in self.parts])
 
     def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
         """Return one successful outcome per submission, with the session that gets it."""
@@ -182,6 +187,10 @@ class Lane:
         self.backlog: Backlog | Arrivals = Backlog()
         self.is_padded: bool | None = None
         """Whether the model pads examples; None before it is loaded."""
+        self.submits = False
+        """Whether the model takes examples as they come; known once it is loaded."""
+        self.submitted: set[Batch] = set()
+        """The examples that such a model has."""
         self.retries: deque[Batch] = deque()
         self.users = 0
         self.unused_since = 0.0
@@ -217,13 +226,19 @@ class Lane:
         if self.is_padded is None:
             has_own_lengths = self.policy.limits.length is not None  # the author's, perhaps with boundaries
             # Models that pack rows pad them if they get arguments.
-            self.is_padded = has_own_lengths or bool(self.settings.inference_args) or not self.handler.sums_costs
+            args = self.settings.inference_args
+            self.submits = self.model.is_continuous and self.handler.submits(args)
+            self.is_padded = not self.submits and (has_own_lengths or bool(args) or not self.handler.sums_costs)
             if isinstance(self.backlog, Backlog) and not self.is_padded:
                 self.backlog = self.backlog.in_order_of_arrival()
+        if self.submits and self.model.users >= self.model.capacity:
+            return None  # the device looks here again when an example is answered
         while self.retries:
             batch = self.retries.popleft()
             if batch.is_wanted():
                 return batch
+        if self.submits:
+            return self._batch(Cut(0, 1, float(self.backlog.costs[0])), now) if len(self.backlog) else None
         awaited = any(each.session.waiting for each in self._submissions.values())
         decision = self.policy.next(self.backlog, now, self.producing > 0, awaited, idle)
         return self._batch(decision, now) if isinstance(decision, Cut) else decision
@@ -270,6 +285,9 @@ class Lane:
             self.backlog.drop(owners)
             for number in owners:
                 self._queued_bytes -= self._submissions.pop(number).size
+        for batch in list(self.submitted):
+            if batch.future is not None and not batch.is_wanted():
+                batch.future.cancel()
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if the books are inconsistent."""

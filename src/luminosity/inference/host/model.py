@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
 from luminosity.core import resident_bytes
+from luminosity.inference.continuous import ContinuousModel
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.interface import Clock, Family, LoadStats
 from luminosity.inference.memory import forget_frames, is_out_of_memory, model_bytes, release_memory
@@ -109,6 +110,16 @@ class Model:
         """Whether the model is in memory and can compute."""
         return self.state is State.READY
 
+    @property
+    def is_continuous(self) -> bool:
+        """Whether the model takes examples as they come; False while it is absent."""
+        return bool(self._copies) and isinstance(self._copies[0], ContinuousModel)
+
+    @property
+    def capacity(self) -> int:
+        """How many examples a model that takes them as they come wants at once."""
+        return max(sum(copy.capacity for copy in self._copies), 1)
+
     def begin_load(self, now: float) -> int:
         """Note that a load begins, and return its number."""
         self.state, self.load_begun, self.is_overdue, self.is_awaited = State.LOADING, now, False, False
@@ -182,6 +193,8 @@ def start_load(model: Model, attempt: int, evicted: Dropped, calls: LoadCallback
 def drop(dropped: Dropped) -> None:
     """Drop models and release their memory. Never hold a lock: this may end a process or close files."""
     size = sum(size for _, size in dropped)
+    for copies, _ in dropped:
+        _close(copies)
     references = [_weak_reference(copy) for copies, _ in dropped for copy in copies]
     dropped.clear()
     # A garbage collection takes longer than loading a small model; most models are freed without one.
@@ -201,15 +214,25 @@ def load(handler: Handler[Any, Any, Any], copies: int, clock: Clock) -> Loaded:
     begun, begun_ns, before = time.monotonic(), clock.time_ns(), resident_bytes()
     loaded: list[Any] = []
     known: list[int | None] = []
-    for _ in range(copies):
-        model = handler.load_model()
-        handler.warm_up(model)
-        loaded.append(model)
-        known.append(model_bytes(handler, model))
+    try:
+        for _ in range(copies):
+            loaded.append(handler.load_model())
+            handler.warm_up(loaded[-1])
+            known.append(model_bytes(handler, loaded[-1]))
+    except BaseException:
+        _close(loaded)
+        raise
     grown = max(resident_bytes() - before, 0)
     size = grown if None in known else sum(each or 0 for each in known)
     stats = LoadStats((clock.time_ns() - begun_ns) // 1_000_000, size, copies)
     return Loaded(tuple(loaded), size, time.monotonic() - begun, stats, is_estimate=None in known)
+
+
+def _close(copies: Sequence[Any]) -> None:
+    """Close the models that have threads of their own; their unfinished examples are cancelled."""
+    for copy in copies:
+        if isinstance(copy, ContinuousModel):
+            copy.close()
 
 
 def _weak_reference(model: Any) -> Callable[[], Any]:

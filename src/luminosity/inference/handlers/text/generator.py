@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -15,13 +18,28 @@ from typing_extensions import Unpack
 
 from luminosity.core import InferenceMetrics
 from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.handler import ExampleT, HandlerOptions, note
-from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.continuous import ContinuousModel
+from luminosity.inference.handler import ExampleT, HandlerOptions, note, noting
+from luminosity.inference.handlers.on_torch import Batch
+from luminosity.inference.handlers.text.packed.families import Unfit
+from luminosity.inference.handlers.text.prompts import (
+    RowArguments,
+    arguments_of,
+    ids_of,
+    limits_of,
+    split,
+    with_arguments,
+)
+from luminosity.inference.handlers.text.slots.choice import SlotPlan, slot_plan_of
+from luminosity.inference.handlers.text.slots.rows import cut_behind
+from luminosity.inference.handlers.text.slots.settings import Answer, settings_of
 from luminosity.inference.handlers.text.text_handler import TextHandler
-from luminosity.inference.handlers.text.tokens import texts_of
+from luminosity.inference.handlers.text.tokens import texts_of, token_counts
 
 __all__ = ["Summarizer", "TextGenerator"]
+_LOGGER = logging.getLogger(__name__)
 
 
 class GeneratingHandler(TextHandler[ExampleT]):
@@ -66,18 +84,28 @@ class GeneratingHandler(TextHandler[ExampleT]):
             arguments.setdefault("tokenizer", self.tokenizer.whole)
         tokens = self.call(model.generate, batch, arguments)
         given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
+        ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
+        ends = {self.pad_id, *(ends if isinstance(ends, list | tuple) else [ends])}
+        new = tokens[:, given:].tolist()
         if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
-            ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
-            ends = {self.pad_id, *(ends if isinstance(ends, list) else [ends])}
-            note(InferenceMetrics.CUT_TEXTS, sum(token not in ends for token in tokens[:, -1].tolist()))
+            note(InferenceMetrics.CUT_TEXTS, sum(row[-1] not in ends for row in new))
+        mask = batch.inputs.get("attention_mask")
+        read = batch.inputs["input_ids"].numel() if mask is None else int(mask.sum())
+        note(InferenceMetrics.PROMPT_TOKENS, read)
+        note(InferenceMetrics.NEW_TOKENS, sum(_written(row, ends) for row in new))
         return tokens
 
-    def collect(self, outputs: Outputs) -> Block:
+    def collect(self, outputs: Any) -> Block:
         """Decode the new tokens to texts, without special tokens."""
         return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
 
 
-Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+def _written(tokens: list[int], ends: set[int]) -> int:
+    """Return how many tokens a text has, with the one that ends it."""
+    return next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+Messages: TypeAlias = "Sequence[Mapping[str, Any]] | Mapping[str, Any]"
 
 
 class TextGenerator(GeneratingHandler["str | Messages"]):
@@ -88,7 +116,12 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         prompts | RunInference(TextGenerator("HuggingFaceTB/SmolLM2-135M-Instruct", max_new_tokens=64))
 
     An example is a prompt, or a list of messages (``[{"role": "user", "content": "Hello"}]``) that the model's chat
-    template turns into a prompt. A prediction is the new text only. A prompt costs its tokens plus ``max_new_tokens``.
+    template turns into a prompt. A mapping with ``"prompt"`` or ``"messages"`` may have arguments of its own:
+    ``max_new_tokens``, ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``stop_strings`` and ``seed``. A
+    prediction is the new text only. A prompt costs its tokens plus ``max_new_tokens``.
+
+    On a GPU, models of Llama's kind (Llama, Qwen2, Qwen3, Mistral, SmolLM) run in slots: each prompt starts when a slot
+    is free, and its prediction is there when its own text ends. All others run in transformers, in batches.
 
     Args:
         path: a folder, on any file system that Beam knows, a name on the Hugging Face hub, or a GGUF file.
@@ -105,6 +138,13 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
     """
 
+    uses_slots = True
+    """Set it to False on a handler to run the model with transformers in any case."""
+    slot_devices: tuple[str, ...] = ("cuda",)
+    """The devices on which models run in slots."""
+    shares_prefixes = True
+    """Whether the slots compute tokens once with which several prompts begin."""
+    may_be_packed = True
     padding_side = "left"  # so that new tokens follow the prompt
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
 
@@ -148,7 +188,10 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     def prepare(self, block: Block) -> Block:
         """Tokenise the prompts, and the chats after the chat template has rendered them."""
-        examples = list(rows(block))
+        parts = [split(example) for example in rows(block)]
+        return with_arguments(self._prompts([prompt for prompt, _ in parts]), [own for _, own in parts])
+
+    def _prompts(self, examples: list[Any]) -> Any:
         chats = [not isinstance(example, str) for example in examples]
         if not any(chats):
             return self.tokenizer.ids(examples)
@@ -167,7 +210,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         if not listed or not all(isinstance(message, Mapping) for message in listed):
             raise InvalidType(
                 f"found an example of type {type(messages).__name__}, expected a prompt (str) or a list of messages "
-                'such as {"role": "user", "content": "Hello"}'
+                'such as {"role": "user", "content": "Hello"}, or a mapping with one of them'
             )
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
         return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)
@@ -180,11 +223,117 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 "causal language model",
                 fix="use Summarizer, whose prompt= may ask for other tasks, too",
             )
+        plan = self.slot_plan
+        if plan is None:
+            return self._load_whole()
+        self.check_tokenizer()
+        return plan.model(
+            min(self.tokenizer.limit or plan.weights.shape.longest, plan.weights.shape.longest) + self._max_new_tokens,
+            defaults=self._defaults(plan),
+            decode=self.tokenizer.whole.decode,
+            fallback=self._answer_by_transformers,
+            shares_prefixes=self.shares_prefixes,
+        )
+
+    @cached_property
+    def slot_plan(self) -> SlotPlan | None:
+        """How the model runs in slots in this process; None if it runs with transformers."""
+        is_here = self.uses_slots and self.device.type in self.slot_devices and not self.source.path.endswith(".gguf")
+        plan = slot_plan_of(self.source, self.device, self.dtype) if is_here else None
+        return plan if plan is None or _is_known(self._defaults(plan)) else None
+
+    def _defaults(self, plan: SlotPlan) -> dict[str, Any]:
+        return {**plan.defaults, "max_new_tokens": self._max_new_tokens, **self._generation_args}
+
+    def submits(self, inference_args: Mapping[str, Any] | None) -> bool:
+        """Return whether the slots know these arguments; otherwise transformers computes batches."""
+        plan = self.slot_plan
+        return plan is not None and _is_known({**self._defaults(plan), **(inference_args or {})})
+
+    def memory(self, model: Any) -> int | None:
+        """Return the bytes of the weights, and of the slots."""
+        if isinstance(model, ContinuousModel):
+            slots: Any = model
+            return sum(tensor.nbytes for tensor in slots.parameters()) + slots.slots.nbytes
+        return super().memory(model)
+
+    def _load_whole(self) -> Any:
+        """Load the model with transformers."""
         return self.load("AutoModelForCausalLM")
 
+    def tokens_of(self, prepared: Block) -> Any:
+        """Return the token ids of the prompts."""
+        return ids_of(prepared)
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of tokens of each prompt plus those that may follow."""
+        return token_counts(ids_of(prepared)) + limits_of(prepared, self._max_new_tokens)
+
+    def collate(self, prepared: Block) -> Batch:
+        """Pad the prompts to one length, and keep the arguments of each."""
+        own = arguments_of(prepared)
+        batch = super().collate(ids_of(prepared))
+        return replace(batch, host_data=own) if any(own) else batch
+
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """Generate, and return only the new tokens."""
-        return self.generate(model, batch, inference_args)[:, batch.inputs["input_ids"].shape[1] :]
+        """Generate, and return only the new tokens; prompts with equal arguments together, those with a seed alone."""
+        whole = self.whole if isinstance(model, ContinuousModel) else model
+        own: list[RowArguments] = batch.host_data or [{}] * batch.count
+        if not any(own) and "seed" not in {**self._generation_args, **inference_args}:
+            return self._new_tokens(whole, batch, inference_args)
+        torch = require("torch", "torch")
+        groups: dict[Any, list[int]] = {}
+        for place, each in enumerate(own):
+            arguments = {**self._generation_args, **inference_args, **each}
+            alone = place if arguments.get("seed") is not None else None
+            groups.setdefault((alone, json.dumps(each, sort_keys=True)), []).append(place)
+        found: list[Any] = [None] * batch.count
+        for places in groups.values():
+            inputs = {name: tensor[places] for name, tensor in batch.inputs.items()}
+            part = Batch(inputs, len(places))
+            tokens = self._new_tokens(whole, part, {**inference_args, **own[places[0]]})
+            for place, row in zip(places, tokens, strict=True):
+                found[place] = row
+        return torch.nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=self.pad_id)
+
+    def _new_tokens(self, model: Any, batch: Batch, arguments: dict[str, Any]) -> Any:
+        arguments = {**self._generation_args, **arguments}
+        seed = arguments.pop("seed", None)
+        if seed is not None:
+            require("torch", "torch").manual_seed(seed)
+        return self.generate(model, batch, arguments)[:, batch.inputs["input_ids"].shape[1] :]
+
+    def _answer_by_transformers(self, ids: list[int], arguments: Mapping[str, Any]) -> Answer:
+        """Answer one prompt that the slots don't compute as transformers does."""
+        torch = require("torch", "torch")
+        batch = Batch({"input_ids": torch.tensor([ids], device=self.device)}, 1)
+        with torch.inference_mode(), noting() as notes:
+            tokens = self._new_tokens(self.whole, batch, dict(arguments))[0].tolist()
+        return Answer(tokens, len(ids), bool(notes.get(InferenceMetrics.CUT_TEXTS)), is_of_slots=False)
+
+    def collect(self, outputs: Any) -> Block:
+        """Decode the new tokens to texts, without special tokens; a text ends behind the stop string that ended it."""
+        if not isinstance(outputs, list):
+            return super().collect(outputs)
+        answers = cast("list[Answer]", outputs)
+        for answer in answers:
+            note(InferenceMetrics.IN_SLOTS if answer.is_of_slots else InferenceMetrics.BY_TRANSFORMERS)
+            note(InferenceMetrics.PROMPT_TOKENS, answer.prompt_tokens)
+            note(InferenceMetrics.NEW_TOKENS, len(answer.tokens))
+            if answer.is_cut:
+                note(InferenceMetrics.CUT_TEXTS)
+        texts = self.tokenizer.whole.batch_decode([answer.tokens for answer in answers], skip_special_tokens=True)
+        return [cut_behind(text, answer.stops) or text for text, answer in zip(texts, answers, strict=True)]
+
+
+def _is_known(arguments: Mapping[str, Any]) -> bool:
+    """Return whether the slots know these arguments of ``generate``."""
+    try:
+        settings_of(arguments)
+    except Unfit as error:
+        _LOGGER.info("The prompts run in transformers, in batches: %s.", error)
+        return False
+    return True
 
 
 class Summarizer(GeneratingHandler[str]):
