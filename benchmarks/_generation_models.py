@@ -84,7 +84,7 @@ def make(name: str, folder: Path) -> None:
     from luminosity.inference.handlers.text.slots.families import decoder_shape_of
 
     folder.mkdir()
-    config = {
+    config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "tie_word_embeddings": True,

@@ -25,7 +25,7 @@ def _model(name: str, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     be_quiet()
-    model = AutoModelForCausalLM.from_pretrained(path_of(name), dtype=getattr(torch, dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(path_of(name), dtype=getattr(torch, dtype))
     return model.to("cuda" if has_cuda() else "cpu").eval()
 
 

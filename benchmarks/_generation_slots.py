@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from _measure import Figure, print_figures
 from luminosity.core import InferenceMetrics
 from luminosity.inference.continuous import answers_of
 
-__all__ = ["prefix", "slots"]
+__all__ = ["prefix", "slots", "start"]
 
 _REQUESTS, _PER_SHARD = (32, 8) if is_small() else (3_000, 375)
 _ROWS, _SHARED, _NEW = (16, 80, 4) if is_small() else (1_000, 500, 16)
@@ -64,6 +66,64 @@ def prefix() -> None:
     )
 
 
+class _Timer:
+    """Sums up how long the methods of the slots take, with the device's work."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+
+    def watch(self, kind: type, name: str) -> None:
+        """Measure the calls of a method from now on."""
+        import torch
+
+        method = getattr(kind, name)
+
+        def measured(*arguments: Any, **options: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+                self.calls[name] = self.calls.get(name, 0) + 1
+
+        setattr(kind, name, measured)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {self.calls[name]} times, {each:.2f} s" for name, each in self.seconds.items())
+
+
+def start() -> None:
+    """Print how long each part of a start takes, in a fresh process."""
+    figures: list[Figure] = []
+
+    def timed(what: str, work: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        found = work()
+        figures.append(Figure(f"seconds: {what}", time.perf_counter() - begun))
+        return found
+
+    torch = timed("import torch", lambda: importlib.import_module("torch"))
+    timed("import transformers, with its tokenizers", lambda: importlib.import_module("transformers").AutoTokenizer)
+    made = handler()
+    timed("tokenizer", lambda: made.tokenizer.limit)
+    timed("configuration", lambda: made.config)
+    timed("the first use of the device", lambda: torch.zeros(1, device=made.device).sum().item())
+    timer = _Timer()
+    choice = importlib.import_module("luminosity.inference.handlers.text.slots.choice")
+    device_slots = importlib.import_module("luminosity.inference.handlers.text.slots.device_slots")
+    timer.watch(choice.DecoderWeights, "load")
+    timer.watch(choice, "_is_same")  # pyright: ignore[reportArgumentType]
+    timer.watch(device_slots.Slots, "_record")
+    model = timed("load_model", made.load_model)
+    figures[-1] = figures[-1]._replace(note=str(timer))
+    timed("warm_up", lambda: made.warm_up(model))
+    print_figures(figures)
+    model.close()
+
+
 def _answered(shares: bool, prompts: list[str]) -> tuple[float, list[list[int]]]:
     made = handler()
     made.shares_prefixes = shares
@@ -74,6 +134,16 @@ def _answered(shares: bool, prompts: list[str]) -> tuple[float, list[list[int]]]
         answers_of(model, prepared[:8], arguments)  # libraries prepare themselves
         begun = time.perf_counter()
         answers = answers_of(model, prepared, arguments)
-        return time.perf_counter() - begun, [answer.tokens for answer in answers]
+        seconds = time.perf_counter() - begun
+        kind = type(model.slots)
+        timer = _Timer()
+        methods = {name: getattr(kind, name) for name in ("read", "steps", "prefix_of")}
+        for name in methods:
+            timer.watch(kind, name)
+        answers_of(model, prepared, arguments)
+        for name, method in methods.items():
+            setattr(kind, name, method)
+        print(f"shared tokens {'once' if shares else 'each time'}: {timer}")
+        return seconds, [answer.tokens for answer in answers]
     finally:
         model.close()

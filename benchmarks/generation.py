@@ -12,6 +12,7 @@ from __future__ import annotations
 from _sections import main
 
 _SECTIONS = {
+    "start": ("_generation_slots", 60),
     "slots": ("_generation_slots", 90),
     "batches": ("_generation_others", 80),
     "continuous": ("_generation_others", 80),

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.jax import JaxModelHandler
     from luminosity.inference.handlers.text.classifiers import TextClassifier, TokenClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-    from luminosity.inference.handlers.text.generator import Summarizer, TextGenerator
+    from luminosity.inference.handlers.text.generator import TextGenerator
+    from luminosity.inference.handlers.text.summarizer import Summarizer
     from luminosity.inference.handlers.torch import TorchModelHandler
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference

@@ -56,7 +56,7 @@ def _kind_of_handler(kind: str) -> Callable[[str], ModelHandler[Any, Any, Any]]:
     from luminosity.inference.handlers.images.handlers import ImageClassifier, ImageEmbedder
     from luminosity.inference.handlers.text.classifiers import TextClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
-    from luminosity.inference.handlers.text.generator import Summarizer
+    from luminosity.inference.handlers.text.summarizer import Summarizer
 
     classes = (SentenceEmbedder, TextClassifier, Summarizer, ImageEmbedder, ImageClassifier)
     return classes[_KINDS.index(kind)]

@@ -65,12 +65,16 @@ def test_texts_that_need_more_tokens_are_counted(path: str) -> None:
     model = handler.load_model()
     with noting() as notes:
         whole = handler.run_inference(["one two", "three"], model, {"eos_token_id": list(range(30522))})
-        assert notes == {}, "each text ends with its first token"
+        assert not notes.get(InferenceMetrics.CUT_TEXTS), "each text ends with its first token"
+        assert notes[InferenceMetrics.PROMPT_TOKENS] == 4 + 3
+        assert notes[InferenceMetrics.NEW_TOKENS] == 2
+        assert notes[InferenceMetrics.BY_TRANSFORMERS] == 2
         handler.run_inference(["one two", "three"], model)
-        assert notes == {InferenceMetrics.CUT_TEXTS: 2}
+        assert notes[InferenceMetrics.CUT_TEXTS] == 2
+        assert notes[InferenceMetrics.NEW_TOKENS] == 2 + 2 * 3
         handler.run_inference(["one two", "three"], model, {"max_new_tokens": 1, "eos_token_id": list(range(30522))})
 
-    assert notes == {InferenceMetrics.CUT_TEXTS: 2}, "the last token that is allowed ends the text"
+    assert notes[InferenceMetrics.CUT_TEXTS] == 2, "the last token that is allowed ends the text"
     assert len(list(whole)) == 2
 
 
@@ -108,6 +112,25 @@ def test_arguments_of_the_run_come_before_those_of_the_handler(path: str) -> Non
     assert len(whole[0].split()) > len(short[0].split())
     with pytest.raises(ValueError, match="found num_return_sequences=2, expected 1"):
         TextGenerator(path, generation_args={"num_return_sequences": 2})
+
+
+def test_a_prompt_may_have_arguments_of_its_own(path: str) -> None:
+    handler = TextGenerator(path, device="CPU", max_new_tokens=8, generation_args={"do_sample": False})
+    own: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "top_k": 0}
+    short, seeded = {"prompt": "one two", "max_new_tokens": 2}, {"prompt": "three", "seed": 3, **own}
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_new_tokens": 3}
+
+    together = generated(handler, ["one two", short, chat, seeded, "four"])
+
+    assert together == [generated(handler, [each])[0] for each in ["one two", short, chat, seeded, "four"]]
+    assert together[0].startswith(together[1])
+    assert len(together[1]) < len(together[0])
+    assert together[3] != generated(handler, [{**seeded, "seed": 4}])[0]
+    assert handler.cost(handler.prepare(["one two", short])).tolist() == [4 + 8, 4 + 2]
+    with pytest.raises(ValueError, match="found the argument 'max_tokens' in an example, expected some of do_sample"):
+        handler.prepare([{"prompt": "one", "max_tokens": 3}])
+    with pytest.raises(ValueError, match=r"found an example with the keys \['text'\], expected"):
+        handler.prepare([{"text": "one"}])
 
 
 def test_in_a_pipeline_of_beams_own_run_inference(path: str) -> None:

@@ -1,12 +1,12 @@
-"""Models that write text, token by token: ``TextGenerator`` and ``Summarizer``."""
+"""A model that continues prompts: ``TextGenerator``."""
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -21,8 +21,9 @@ from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.continuous import ContinuousModel
-from luminosity.inference.handler import ExampleT, HandlerOptions, note, noting
+from luminosity.inference.handler import HandlerOptions, note, noting
 from luminosity.inference.handlers.on_torch import Batch
+from luminosity.inference.handlers.text.generating import GeneratingHandler
 from luminosity.inference.handlers.text.packed.families import Unfit
 from luminosity.inference.handlers.text.prompts import (
     RowArguments,
@@ -35,74 +36,10 @@ from luminosity.inference.handlers.text.prompts import (
 from luminosity.inference.handlers.text.slots.choice import SlotPlan, slot_plan_of
 from luminosity.inference.handlers.text.slots.rows import cut_behind
 from luminosity.inference.handlers.text.slots.settings import Answer, settings_of
-from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import texts_of, token_counts
 
-__all__ = ["Summarizer", "TextGenerator"]
+__all__ = ["TextGenerator"]
 _LOGGER = logging.getLogger(__name__)
-
-
-class GeneratingHandler(TextHandler[ExampleT]):
-    """A handler whose predictions are new texts of at most ``max_new_tokens`` tokens."""
-
-    output_type = pa.string()
-    reads_tokenizer_json = False  # decoding needs transformers
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        max_new_tokens: int,
-        generation_args: Mapping[str, Any] | None,
-        max_length: int | None,
-        device: str,
-        dtype: Any,
-        load_model_args: Mapping[str, Any] | None,
-        **options: Unpack[HandlerOptions],
-    ) -> None:
-        super().__init__(path, max_length, device, dtype, False, load_model_args, **options)
-        if max_new_tokens < 1:
-            raise InvalidArgument(f"found max_new_tokens={max_new_tokens}, expected at least one")
-        self._max_new_tokens = max_new_tokens
-        self._generation_args = dict(generation_args or {})
-        self.validate_inference_args(self._generation_args)
-
-    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
-        """Raise if more than one sequence per example is requested."""
-        count = (inference_args or {}).get("num_return_sequences", 1)
-        if count != 1:
-            raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
-
-    def cost(self, prepared: Block) -> npt.NDArray[Any]:
-        """Return the number of tokens of each text plus ``max_new_tokens``."""
-        return super().cost(prepared) + self._max_new_tokens
-
-    def generate(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """Return the tokens that the model's own ``generate`` returns for a batch; count texts that it cuts."""
-        arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
-        arguments |= {**self._generation_args, **inference_args}
-        if "stop_strings" in arguments:
-            arguments.setdefault("tokenizer", self.tokenizer.whole)
-        tokens = self.call(model.generate, batch, arguments)
-        given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
-        ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
-        ends = {self.pad_id, *(ends if isinstance(ends, list | tuple) else [ends])}
-        new = tokens[:, given:].tolist()
-        if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
-            note(InferenceMetrics.CUT_TEXTS, sum(row[-1] not in ends for row in new))
-        mask = batch.inputs.get("attention_mask")
-        read = batch.inputs["input_ids"].numel() if mask is None else int(mask.sum())
-        note(InferenceMetrics.PROMPT_TOKENS, read)
-        note(InferenceMetrics.NEW_TOKENS, sum(_written(row, ends) for row in new))
-        return tokens
-
-    def collect(self, outputs: Any) -> Block:
-        """Decode the new tokens to texts, without special tokens."""
-        return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
-
-
-def _written(tokens: list[int], ends: set[int]) -> int:
-    """Return how many tokens a text has, with the one that ends it."""
-    return next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
 
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]] | Mapping[str, Any]"
@@ -217,23 +154,28 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     def load_model(self) -> Any:
         """Load the causal language model. Raises ``InvalidArgument`` for a sequence-to-sequence model."""
+        plan = self.slot_plan
+        if plan is not None:
+            return self._model_in_slots(plan)
         if getattr(self.config, "is_encoder_decoder", False):
             raise InvalidArgument(
                 f"{self.model_id!r} is a sequence-to-sequence model of the type {self.config.model_type!r}, expected a "
                 "causal language model",
                 fix="use Summarizer, whose prompt= may ask for other tasks, too",
             )
-        plan = self.slot_plan
-        if plan is None:
-            return self._load_whole()
-        self.check_tokenizer()
-        return plan.model(
-            min(self.tokenizer.limit or plan.weights.shape.longest, plan.weights.shape.longest) + self._max_new_tokens,
-            defaults=self._defaults(plan),
-            decode=self.tokenizer.whole.decode,
-            fallback=self._answer_by_transformers,
-            shares_prefixes=self.shares_prefixes,
-        )
+        return self._load_whole()
+
+    def _model_in_slots(self, plan: SlotPlan) -> Any:
+        with ThreadPoolExecutor(1, "tokenizer") as other:
+            # The tokenizer imports transformers, which takes about as long as the weights.
+            limit = other.submit(lambda: self.tokenizer.limit)
+            return plan.model(
+                lambda: (limit.result() or plan.weights.shape.longest) + self._max_new_tokens,
+                defaults=self._defaults(plan),
+                decode=lambda tokens: self.tokenizer.whole.decode(tokens),
+                fallback=self._answer_by_transformers,
+                shares_prefixes=self.shares_prefixes,
+            )
 
     @cached_property
     def slot_plan(self) -> SlotPlan | None:
@@ -334,69 +276,3 @@ def _is_known(arguments: Mapping[str, Any]) -> bool:
         _LOGGER.info("The prompts run in transformers, in batches: %s.", error)
         return False
     return True
-
-
-class Summarizer(GeneratingHandler[str]):
-    """Summarises texts, with a sequence-to-sequence model of transformers, such as BART, Pegasus or T5.
-
-    ::
-
-        texts | RunInference(Summarizer("sshleifer/distilbart-cnn-12-6", max_new_tokens=60))
-
-    A prediction is the new text. With another prompt, the same models translate or answer. For a causal language model,
-    such as Llama or SmolLM, put the texts into prompts and use ``TextGenerator``. A text costs its tokens plus
-    ``max_new_tokens``.
-
-    Args:
-        path: a folder, on any file system that Beam knows, or a name on the Hugging Face hub.
-        max_new_tokens: the most tokens of a summary.
-            Texts that need more are cut; the run's views and metrics count them.
-        prompt: a text to put before each example. The default is the model's own for summaries ("summarize: " for T5),
-            or none.
-        generation_args: passed to ``model.generate``, such as ``num_beams``, ``min_new_tokens``,
-            ``no_repeat_ngram_size``; the defaults are in the model's files. RunInference's ``inference_args`` override
-            them.
-        max_length: the number of tokens at which texts are cut. The default is the model's own.
-        device: "auto" (the GPU if this process has one), "CPU", "GPU", "cuda:1" and so on.
-        dtype: the type of the weights, such as "bfloat16".
-        load_model_args: passed to ``from_pretrained`` of transformers.
-        options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``large_model``, ``env_vars`` and so on.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        max_new_tokens: int = 128,
-        prompt: str | None = None,
-        generation_args: Mapping[str, Any] | None = None,
-        max_length: int | None = None,
-        device: str = "auto",
-        dtype: Any = None,
-        load_model_args: Mapping[str, Any] | None = None,
-        **options: Unpack[HandlerOptions],
-    ) -> None:
-        super().__init__(path, max_new_tokens, generation_args, max_length, device, dtype, load_model_args, **options)
-        self._prompt = prompt
-
-    @cached_property
-    def prompt(self) -> str:
-        """The text that is put before each example."""
-        if self._prompt is not None:
-            return self._prompt
-        tasks = getattr(self.config, "task_specific_params", None) or {}
-        return (tasks.get("summarization") or {}).get("prefix") or ""
-
-    def load_model(self) -> Any:
-        """Load the sequence-to-sequence model. Raises ``InvalidArgument`` for a model of another kind."""
-        if not getattr(self.config, "is_encoder_decoder", False):
-            raise InvalidArgument(
-                f"{self.model_id!r} is a model of the type {self.config.model_type!r}, expected a sequence-to-sequence "
-                "model such as BART or T5",
-                fix="use TextGenerator, with the texts in prompts, if it is a causal language model",
-            )
-        return self.load("AutoModelForSeq2SeqLM")
-
-    def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """Generate the summaries' tokens."""
-        return self.generate(model, batch, inference_args)

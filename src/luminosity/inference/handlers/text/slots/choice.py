@@ -42,11 +42,11 @@ class SlotPlan:
     defaults: Mapping[str, Any]
     """The arguments of ``generate`` that the model's files set."""
 
-    def model(self, longest: int, **options: Any) -> Any:
+    def model(self, longest: Callable[[], int], **options: Any) -> Any:
         """Load the weights onto the device, and return the model behind slots.
 
         Args:
-            longest: the most tokens of a usual row, with those of its prompt.
+            longest: returns the most tokens of a usual row with those of its prompt; called after the weights are read.
             options: those of :class:`SlotModel`.
         """
         # These modules import torch, which the processes that only tokenise don't need.
@@ -60,7 +60,7 @@ class SlotPlan:
             shape, is_cuda = self.weights.shape, self.device.type == "cuda"
             is_free = has_varlen(self.device, self.dtype, shape.head_size) and _is_same(decoder, Slots)
         free = torch.cuda.mem_get_info(self.device)[0] if is_cuda else None
-        count, length = room_for(shape, min(longest, shape.longest), self.dtype.itemsize, free)
+        count, length = room_for(shape, min(longest(), shape.longest), self.dtype.itemsize, free)
 
         def make_slots(count: int, length: int, recorded: bool) -> Any:
             return Slots(decoder, count, length, is_recorded=recorded and is_cuda, is_free=is_free)
@@ -128,7 +128,7 @@ def _is_same(decoder: Any, make: Callable[..., Any]) -> bool:
         if bool((cosines >= _LEAST_COSINE).all()):
             return True
         reason = f"least cosine {float(cosines.min()):.4f}"
-    except RuntimeError as error:  # whatever a kernel raises: prompts are read without it
+    except Exception as error:  # whatever a kernel raises: prompts are read without it
         reason = f"{type(error).__name__}: {error}"
     _LOGGER.warning("Prompts are read one after the other, not packed: torch's attention differs (%s).", reason)
     return False

@@ -29,6 +29,7 @@ functional = require("torch.nn.functional", "torch")
 EVERY = 8
 """Steps between two looks at the tokens. Rows that end between them compute some tokens in vain."""
 ROUND = 64  # tokens; attention wants lengths that are a multiple of 8
+_WIDEST = 16  # bytes of the largest number that torch knows
 _LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """The lengths of context for which a step is recorded; a step takes the least that holds all rows."""
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -58,9 +59,11 @@ class _Layout:
     def of(cls, lengths: Sequence[int], before: int, device: Any) -> _Layout:
         starts = list(accumulate(lengths, initial=0))
         key_starts = list(accumulate((length + before for length in lengths), initial=0))
-        both = (torch.tensor(each, dtype=torch.int32, device=device) for each in (starts, key_starts))
+        on_device, keys_on_device = (
+            torch.tensor(each, dtype=torch.int32, device=device) for each in (starts, key_starts)
+        )
         spans = list(zip(pairwise(starts), pairwise(key_starts), strict=True))
-        return cls(*both, max(lengths), max(lengths) + before, spans)
+        return cls(on_device, keys_on_device, max(lengths), max(lengths) + before, spans)
 
 
 class Slots:
@@ -144,12 +147,12 @@ class Slots:
                 (keys, self._keys[number], prefix and prefix.keys[number]),
                 (values, self._values[number], prefix and prefix.values[number]),
             ):
-                kept[owners, :, positions] = new
+                _wide(kept)[owners, :, positions] = _wide(new)
                 if old is not None:
-                    kept[:, :, :before][chosen] = old.transpose(0, 1)
-                    new = torch.cat((old, new))[gathered]
+                    _wide(kept)[:, :, :before][chosen] = _wide(old).transpose(0, 1)
+                    new = functional.embedding(gathered, torch.cat((old, new)).flatten(1)).unflatten(1, old.shape[1:])
                 both.append(new)
-            return self._attend_rows(queries, *both, layout)
+            return self._attend_rows(queries, both[0], both[1], layout)
 
         states = self._decoder.states(ids, positions, attend)
         return self._decoder.scores(states[layout.starts[1:].long() - 1])
@@ -240,6 +243,12 @@ class Slots:
 
     def _moved(self, values: npt.NDArray[Any]) -> Any:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._decoder.device, non_blocking=True)
+
+
+def _wide(tensor: Any) -> Any:
+    """Return the same memory as fewer and larger numbers, if it can be: to scatter them takes time for each number."""
+    bytes_of_last = tensor.shape[-1] * tensor.element_size()
+    return tensor if bytes_of_last % _WIDEST else tensor.view(torch.complex128)
 
 
 def _keys_of_rows(lengths: Sequence[int], before: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,85 @@
+"""The base class of models that write text, token by token."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy.typing as npt
+import pyarrow as pa
+from typing_extensions import Unpack
+
+from luminosity.core import InferenceMetrics
+from luminosity.errors import InvalidArgument
+from luminosity.inference.blocks import Block
+from luminosity.inference.handler import ExampleT, HandlerOptions, note
+from luminosity.inference.handlers.on_torch import Batch
+from luminosity.inference.handlers.text.text_handler import TextHandler
+
+__all__ = ["GeneratingHandler"]
+
+
+class GeneratingHandler(TextHandler[ExampleT]):
+    """A handler whose predictions are new texts of at most ``max_new_tokens`` tokens."""
+
+    output_type = pa.string()
+    reads_tokenizer_json = False  # decoding needs transformers
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_new_tokens: int,
+        generation_args: Mapping[str, Any] | None,
+        max_length: int | None,
+        device: str,
+        dtype: Any,
+        load_model_args: Mapping[str, Any] | None,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        super().__init__(path, max_length, device, dtype, False, load_model_args, **options)
+        if max_new_tokens < 1:
+            raise InvalidArgument(f"found max_new_tokens={max_new_tokens}, expected at least one")
+        self._max_new_tokens = max_new_tokens
+        self._generation_args = dict(generation_args or {})
+        self.validate_inference_args(self._generation_args)
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if more than one sequence per example is requested."""
+        count = (inference_args or {}).get("num_return_sequences", 1)
+        if count != 1:
+            raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the number of tokens of each text plus ``max_new_tokens``."""
+        return super().cost(prepared) + self._max_new_tokens
+
+    def generate(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Return the tokens that the model's own ``generate`` returns for a batch; count texts that it cuts."""
+        arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
+        arguments |= {**self._generation_args, **inference_args}
+        if "stop_strings" in arguments:
+            arguments.setdefault("tokenizer", self.tokenizer.whole)
+        tokens = self.call(model.generate, batch, arguments)
+        given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
+        ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
+        listed = cast("list[Any]", list(ends) if isinstance(ends, list | tuple) else [ends])
+        ends = {self.pad_id, *listed}
+        new = tokens[:, given:].tolist()
+        if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
+            note(InferenceMetrics.CUT_TEXTS, sum(row[-1] not in ends for row in new))
+        mask = batch.inputs.get("attention_mask")
+        read = batch.inputs["input_ids"].numel() if mask is None else int(mask.sum())
+        note(InferenceMetrics.PROMPT_TOKENS, read)
+        note(InferenceMetrics.NEW_TOKENS, sum(_written(row, ends) for row in new))
+        return tokens
+
+    def collect(self, outputs: Any) -> Block:
+        """Decode the new tokens to texts, without special tokens."""
+        return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
+
+
+def _written(tokens: list[int], ends: set[int]) -> int:
+    """Return how many tokens a text has, with the one that ends it."""
+    return next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
