@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from luminosity.errors import LuminosityError
     from luminosity.events import BundleRetried, RunEnded, RunStarted, Snapshot, WorkerLost, WorkerStarted
     from luminosity.inference.adapting.adapt import adapt
+    from luminosity.inference.continuous import ContinuousModel
     from luminosity.inference.enrich.column import Column
     from luminosity.inference.enrich.transform import Enrich
     from luminosity.inference.handler import Handler
@@ -48,6 +49,7 @@ __all__ = [
     "AddRowIds",
     "BundleRetried",
     "Column",
+    "ContinuousModel",
     "Enrich",
     "Handler",
     "HttpModelHandler",

@@ -15,6 +15,7 @@
     ├── ModelUnavailable (OSError)            the files of a model can't be found or fetched
     ├── HandlerError (ValueError)             a model handler returned something that breaks its contract
     ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
+    │   └── ModelDied                         a model that takes examples as they come can't answer any more
     ├── HostUnavailable (RuntimeError)        a model host has failed, or can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model server refused a request or sent an unreadable response
     │   ├── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
@@ -71,6 +72,7 @@ __all__ = [
     "KafkaError",
     "LuminosityError",
     "MissingExtra",
+    "ModelDied",
     "ModelFailed",
     "ModelTooLarge",
     "ModelUnavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -60,7 +61,7 @@ class Engine:
 
 
 class Scripted(Handler[int, int, Engine]):
-    def __init__(self, *engines: Engine, submits: bool = True) -> None:
+    def __init__(self, *engines: Any, submits: bool = True) -> None:
         super().__init__()
         self._engines = list(engines)
         self._submits = submits
@@ -171,10 +172,15 @@ def test_a_timeout_fails_one_and_the_others_go_to_the_next_copy(monkeypatch: pyt
         def should_garbage_collect_on_timeout(self) -> bool:
             return True
 
+    now = [0.0]
     first = Engine(1)
     second = Engine(1, lambda engine: engine.answer(engine.taken[-1]))
-    host, handler = ModelHost(), Collecting(first, second)
-    found = outcomes(host, handler, [[0, 1]], LaneSettings(timeout=0.3))
+    host, handler = ModelHost(clock=lambda: now[0]), Collecting(first, second)
+    found: list[Any] = []
+    thread = in_background(lambda: found.extend(outcomes(host, handler, [[0, 1]], LaneSettings(timeout=30))))
+    until(lambda: 0 in first.open)
+    now[0] += 31  # the timeout counts from before the model gets the example
+    thread.join(60)
 
     assert values(found) == [11]
     assert [(o.places.tolist(), type(o.error)) for o in found if o.error] == [([0], TimeoutError)]
@@ -216,6 +222,57 @@ def test_a_closed_session_cancels_what_nobody_waits_for() -> None:
     engine.answer(7)
     assert [outcome.values for some in other.finish() for outcome in some] == [[71]]
     host.leave(lane)
+
+
+class Loop:
+    """An engine that is a coroutine, as vLLM's is: each example waits for the one after it."""
+
+    capacity = 8
+
+    def __init__(self) -> None:
+        self._events: dict[int, asyncio.Event] = {}
+        self.taken: list[int] = []
+        self.cancelled: list[int] = []
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def submit(self, example: int, inference_args: Mapping[str, Any] | None) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(self._answer(example), self._loop)
+
+    async def _answer(self, example: int) -> int:
+        self.taken.append(example)
+        try:
+            self._event(example).set()
+            if example == 4:
+                raise ValueError("the last")
+            await self._event(example + 1).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(example)
+            raise
+        return 10 * example
+
+    def _event(self, example: int) -> asyncio.Event:
+        return self._events.setdefault(example, asyncio.Event())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def test_the_futures_of_an_event_loop_will_do() -> None:
+    engine = Loop()
+    host, handler = ModelHost(), Scripted(engine)
+    found = outcomes(host, handler, [[1, 2, 3, 4]])
+    assert values(found) == [11, 21, 31]
+    assert [str(outcome.error) for outcome in found if outcome.error] == ["the last"]
+
+    lane = host.enter("lane", lambda: handler, LaneSettings())
+    session = host.open()
+    session.submit(lane, [7], np.ones(1), None)
+    until(lambda: engine.taken[-1] == 7)
+    session.close()
+    until(lambda: engine.cancelled == [7])
+    host.leave(lane)
+    engine.close()
 
 
 def test_what_collect_counts_is_counted_for_the_example() -> None:
