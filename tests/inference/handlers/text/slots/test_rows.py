@@ -85,6 +85,22 @@ def _greedy(limit: int) -> dict[str, Any]:
     return {"max_new_tokens": limit, "eos_token_id": None}
 
 
+def test_rows_repeat_themselves_less(pair: tuple[Any, str]) -> None:
+    model, path = pair
+    asked = prompts([9, 30, 5, 12, 40])
+    penalties = [3.0, 1.0, 1.5, 3.0, 1.2]
+    more = {"eos_token_id": None}
+    expected = [
+        alone(model, ids, 24, repetition_penalty=each, **more) for ids, each in zip(asked, penalties, strict=True)
+    ]
+    slots = slot_model(path, count=2)
+    found = answers(slots, asked, [{**_greedy(24), "repetition_penalty": each} for each in penalties])
+    slots.close()
+
+    assert [answer.tokens for answer in found] == expected
+    assert expected[0] != alone(model, asked[0], 24, **more)
+
+
 class OnlyEven:
     """Lets a row write even tokens, at most five of them."""
 
@@ -294,7 +310,7 @@ def _count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     "arguments",
     [
         {"num_beams": 4},
-        {"repetition_penalty": 1.1},
+        {"repetition_penalty": 0},
         {"logits_processor": [len]},
         {"max_new_tokens": None},
         {"top_p": 2},

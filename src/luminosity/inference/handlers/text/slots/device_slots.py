@@ -5,7 +5,7 @@ This module imports torch, and is imported where a model is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
@@ -89,6 +89,8 @@ class Slots:
         )
         self._tokens, self._positions = (torch.zeros(count, dtype=torch.int64, device=device) for _ in range(2))
         self._scores: Any = torch.zeros((count, shape.vocabulary), dtype=decoder.dtype, device=device)
+        self._seen: Any = None
+        """Which tokens each row has, once a row needs that."""
         self._history: Any = torch.zeros((EVERY, count), dtype=torch.int64, device=device)
         self._line = torch.zeros(1, dtype=torch.int64, device=device)
         """The line of the history that the next step writes."""
@@ -111,7 +113,7 @@ class Slots:
         self._end_graph = None
         self._keys.clear()
         self._values.clear()
-        self._scores = self._history = None
+        self._scores = self._history = self._seen = None
 
     def prefix_of(self, ids: Ids) -> Prefix:
         """Compute the keys and values of tokens with which several rows begin."""
@@ -163,6 +165,26 @@ class Slots:
         self._tokens[chosen] = tokens
         self._positions[chosen] = self._moved(np.asarray(lengths))
 
+    def forget(self, slot: int, ids: Ids) -> None:
+        """Remember of a new row only the tokens of its prompt."""
+        if self._seen is None:
+            self._seen = torch.zeros(self._scores.shape, dtype=torch.bool, device=self._decoder.device)
+        self._seen[slot] = False
+        self._seen[slot, self._moved(ids)] = True
+
+    def remember(self, slots: Sequence[int]) -> None:
+        """Remember the last tokens of these rows."""
+        chosen = self._moved(np.asarray(slots))
+        self._seen[chosen, self._tokens[chosen]] = True
+
+    def penalise(self, scores: Any, lines: Sequence[int], penalties: Mapping[int, float]) -> None:
+        """Make tokens less likely that rows have already; ``lines`` are those of the slots' scores."""
+        chosen, places = (self._moved(np.asarray(each)) for each in (list(penalties), lines))
+        factors = torch.tensor(list(penalties.values()), dtype=torch.float32, device=scores.device)[:, None]
+        found = scores[places].float()
+        lower = torch.where(found < 0, found * factors, found / factors)
+        scores[places] = torch.where(self._seen[chosen], lower, found).to(scores.dtype)
+
     def steps(
         self,
         count: int,
@@ -170,6 +192,7 @@ class Slots:
         used: int,
         sampled: Sampled | None = None,
         masks: tuple[Sequence[int], npt.NDArray[np.int32]] | None = None,
+        penalties: Mapping[int, float] | None = None,
     ) -> npt.NDArray[np.int64]:
         """Take some steps and return their tokens: a line for each step, a column for each slot.
 
@@ -179,6 +202,7 @@ class Slots:
             used: how many slots, from the first on, may hold rows.
             sampled: the rows whose tokens are drawn.
             masks: slots with the bits of the tokens that they may have, for one step.
+            penalties: slots whose rows write tokens less likely that they have already, and by how much.
         """
         longest = min(longest + count, self.length)
         used = self.count if self._graphs else used
@@ -188,12 +212,16 @@ class Slots:
                 self._graphs[min(each for each in self._graphs if each >= longest)].replay()
             else:
                 self._forward(longest, used)
+            if penalties:
+                self.penalise(self._scores, list(penalties), penalties)
             if masks is not None:
                 allow_only(self._scores, *masks)
             if self._end_graph is not None and sampled is None:
                 self._end_graph.replay()
             else:
                 self._take(choose(self._scores[:used], sampled, step), used)
+            if penalties:
+                self.remember(list(penalties))
         return self._history[:count].cpu().numpy()
 
     def _forward(self, upto: int, used: int) -> None:

@@ -292,11 +292,19 @@ class SlotModel:
     def _read_part(self, pool: _Pool, rows: list[Row], prefix: Any) -> None:
         slots = [row.slot for row in rows]
         scores = pool.slots.read([row.ids for row in rows], slots, prefix)
+        penalties = {row.slot: row.settings.penalty for row in rows if row.settings.penalty != 1}
+        for row in rows:
+            if row.slot in penalties:
+                pool.slots.forget(row.slot, row.ids)
+        if penalties:
+            pool.slots.penalise(scores, [place for place, slot in enumerate(slots) if slot in penalties], penalties)
         masked = _masks_of(dict(enumerate(rows)), self.decoder.shape.vocabulary)
         if masked is not None:
             allow_only(scores, *masked)
         chosen = choose(scores, _sampled_of(dict(enumerate(rows)), 1, self.decoder.device))
         pool.slots.start(slots, chosen, [len(row.ids) for row in rows])
+        if penalties:
+            pool.slots.remember(list(penalties))
         for row, token in zip(rows, chosen.tolist(), strict=True):
             pool.live[row.slot] = row
             self._give(pool, row, [token])
@@ -309,7 +317,8 @@ class SlotModel:
         # The last token of each row is not yet among its keys.
         longest = max(row.length for row in live.values())
         sampled = _sampled_of(live, count, self.decoder.device)
-        found = pool.slots.steps(count, longest, max(live) + 1, sampled, masked)
+        penalties = {slot: row.settings.penalty for slot, row in live.items() if row.settings.penalty != 1}
+        found = pool.slots.steps(count, longest, max(live) + 1, sampled, masked, penalties)
         for slot, row in list(live.items()):
             self._give(pool, row, found[: row.left, slot].tolist())
 

@@ -39,7 +39,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "output_scores": (False,),
     "remove_invalid_values": (False,),
     "renormalize_logits": (False,),
-    "repetition_penalty": (1.0,),
     "return_dict_in_generate": (False,),
     "suppress_tokens": ([],),
     "typical_p": (1.0,),
@@ -74,6 +73,8 @@ class RowSettings:
     seed: int | None = None
     stops: tuple[str, ...] = ()
     """Texts that end a text."""
+    penalty: float = 1.0
+    """By which the scores of tokens are divided that the row has already; negative scores are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +136,17 @@ def settings_of(arguments: Mapping[str, Any]) -> RowSettings:
         is_sampled = bool(left.pop("do_sample", False))
         temperature, top_p = float(left.pop("temperature", 1.0)), float(left.pop("top_p", 1.0))
         top_k, seed = int(left.pop("top_k", _DEFAULT_TOP_K)), left.pop("seed", None)
-        stops = left.pop("stop_strings", ())
+        stops, penalty = left.pop("stop_strings", ()), float(left.pop("repetition_penalty", 1.0))
         ends = frozenset(int(end) for end in (ends if isinstance(ends, list | tuple) else [ends]))
     except (KeyError, TypeError, ValueError) as error:
         raise Unfit(f"the argument {error} is missing or of another type") from error
     for name, value in left.items():
         if not (value in _WITHOUT_EFFECT.get(name, ()) or name.startswith(_ONLY_ASSISTED)):
             raise Unfit(f"the slots don't know {name}={value!r}")
-    if limit < 1 or (is_sampled and (temperature <= 0 or not 0 < top_p <= 1 or top_k < 0)):
+    if limit < 1 or penalty <= 0 or (is_sampled and (temperature <= 0 or not 0 < top_p <= 1 or top_k < 0)):
         raise Unfit("transformers explains what is wrong with an argument")
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     if not is_sampled:
-        return RowSettings(limit, ends, stops=stops)
-    return RowSettings(limit, ends, True, temperature, top_k, top_p, None if seed is None else int(seed), stops)
+        return RowSettings(limit, ends, stops=stops, penalty=penalty)
+    seed = None if seed is None else int(seed)
+    return RowSettings(limit, ends, True, temperature, top_k, top_p, seed, stops, penalty)
