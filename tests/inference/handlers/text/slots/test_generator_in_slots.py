@@ -40,7 +40,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def generator(path: str, is_in_slots: bool = True, **options: Any) -> TextGenerator:
-    handler = TextGenerator(path, device="CPU", **{"max_new_tokens": 8, **options})
+    handler = TextGenerator(path, device="CPU", max_new_tokens=8, **options)
     handler.slot_devices = ("cpu",) if is_in_slots else ()
     return handler
 
@@ -49,7 +49,8 @@ def texts(handler: TextGenerator, examples: list[Any], **inference_args: Any) ->
     model = handler.load_model()
     handler.warm_up(model)
     try:
-        return [result.inference for result in handler.run_inference(examples, model, inference_args)]
+        results: list[Any] = list(handler.run_inference(examples, model, inference_args))
+        return [result.inference for result in results]
     finally:
         if isinstance(model, ContinuousModel):
             model.close()
