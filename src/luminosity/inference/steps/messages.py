@@ -190,8 +190,9 @@ class BlockCoder(coders.Coder):
                 buffers.append(raw)
             return raw.nbytes < _BUFFER_BYTES
 
-        times = value.timestamps[:1] if _are_one(value.timestamps) else value.timestamps
-        value = replace(value, examples=carried(value.examples), timestamps=times)
+        if isinstance(value, PreparedBlock | ResultBlock):
+            times = value.timestamps[:1] if _are_one(value.timestamps) else value.timestamps
+            value = replace(value, examples=carried(value.examples), timestamps=times)
         pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=stays_inside)
         sizes = array("Q", [len(buffers), len(pickled), *map(len, buffers)])
         return [sizes.tobytes(), pickled, *buffers]
@@ -204,9 +205,9 @@ class BlockCoder(coders.Coder):
         ends = list(itertools.accumulate([size, *sizes], initial=start))
         pickled, *buffers = (view[begin:end] for begin, end in itertools.pairwise(ends))
         block = pickle.loads(pickled, buffers=map(bytearray, buffers))
-        if len(block.timestamps) == len(block.examples):
-            return block
-        return replace(block, timestamps=block.timestamps * len(block.examples))  # all are the same object
+        if isinstance(block, PreparedBlock | ResultBlock) and len(block.timestamps) < len(block.examples):
+            return replace(block, timestamps=block.timestamps * len(block.examples))  # all are the same object
+        return block
 
     def estimate_size(self, value: Any) -> int:
         """Return the approximate bytes of a block."""
