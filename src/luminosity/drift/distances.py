@@ -76,7 +76,7 @@ def euclidean_pairs(sample: Any) -> Any:
     sums = norms[:, None] + norms[None, :]
     squared = sums - 2 * sample @ sample.T
     squared[squared < 1e-12 * sums] = 0  # Rounding makes equal rows differ.
-    return np.sqrt(squared[_pairs(sample)])
+    return np.sqrt(squared[_each_once(sample)])
 
 
 def manhattan_pairs(sample: Any) -> Any:
@@ -85,11 +85,12 @@ def manhattan_pairs(sample: Any) -> Any:
     total = np.zeros((len(sample), len(sample)))
     for column in sample.T:
         total += np.abs(column[:, None] - column[None, :])
-    return total[_pairs(sample)]
+    return total[_each_once(sample)]
 
 
-def _pairs(sample: Any) -> Any:
-    return np.triu_indices(len(sample), 1)
+def _each_once(sample: Any) -> Any:
+    """Return a mask of a symmetric matrix that has each pair of rows once."""
+    return np.tri(len(sample), k=-1, dtype=bool)
 
 
 def median_of(distances: Any) -> float:
