@@ -67,7 +67,7 @@ def balanced_bins(rows: int, bins: int, seed: int, side: int) -> Any:
     """Return a random bin for each row, as small integers. The sizes of bins differ by at most one.
 
     >>> balanced_bins(5, 2, seed=0, side=0)
-    array([0, 0, 0, 1, 1], dtype=uint16)
+    array([1, 1, 0, 0, 0], dtype=uint16)
     """
     order = np.random.default_rng((seed, side)).permutation(rows)
     starts = -(-np.arange(bins + 1) * rows // bins)
