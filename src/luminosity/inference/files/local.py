@@ -20,7 +20,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from urllib.parse import unquote, urlsplit
 
 from apache_beam.io.filesystems import FileSystems
@@ -33,7 +33,7 @@ from luminosity.inference.files import locks
 from luminosity.inference.files.source import Source, damage, download, find, model_path
 from luminosity.inference.options import ModelCacheConfig
 
-__all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
+__all__ = ["cached_copy", "check_exists", "evict_until", "local_copy", "near_path", "use_cache"]
 _LOGGER = logging.getLogger(__name__)
 _FETCHES = 3  # how often a damaged copy is replaced before the disk is blamed
 
@@ -193,6 +193,25 @@ def _keep(entry: str, lock: int) -> None:
             os.close(lock)
 
 
+def evict_until(
+    is_enough: Callable[[int], bool], entries: Iterable[tuple[float, int, str]], evict: Callable[[str], bool]
+) -> int:
+    """Evict the least recently used entries of a cache until these freed bytes are enough; return the freed bytes.
+
+    An entry is its last use, its bytes and its name. ``evict`` returns whether it removed the entry.
+
+    >>> evict_until(lambda freed: freed >= 5, [(3.0, 9, "new"), (1.0, 4, "old"), (2.0, 2, "used"), (2.5, 3, "b")],
+    ...     lambda name: name != "used")
+    7
+    """
+    freed = 0
+    for _, size, name in sorted(entries):
+        if is_enough(freed):
+            break
+        freed += size if evict(name) else 0
+    return freed
+
+
 _KEY = re.compile(r"([0-9a-f]{32}-\d+)(\.\w+)?")
 
 _MAKE_ROOM = "raise --model_cache_limit, or choose another disk with --model_cache"
@@ -257,12 +276,12 @@ class CacheFolder:
                     f"{format_bytes(limit)}",
                     fix=_MAKE_ROOM,
                 )
-            for key in sorted(present, key=self._last_use):
-                if held + source.size <= limit and source.size <= free:
-                    break
-                if self._evict(key):
-                    held -= _size(key)
-                    free += _size(key)
+            freed = evict_until(
+                lambda freed: held - freed + source.size <= limit and source.size <= free + freed,
+                [(self._last_use(key), _size(key), key) for key in present],
+                self._evict,
+            )
+            held, free = held - freed, free + freed
             if held + source.size > limit or source.size > free:
                 raise ModelUnavailable(
                     f"{source.address} has {format_bytes(source.size)}; the model cache {self.path} may hold "
