@@ -20,20 +20,20 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator
 from urllib.parse import unquote, urlsplit
 
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
-from luminosity._shared.shared_files import sync_file
+from luminosity._shared.shared_files import evict_until, sync_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
 from luminosity.inference.files.source import Source, damage, download, find, model_path
 from luminosity.inference.options import ModelCacheConfig
 
-__all__ = ["cached_copy", "check_exists", "evict_until", "local_copy", "near_path", "use_cache"]
+__all__ = ["cached_copy", "check_exists", "local_copy", "near_path", "use_cache"]
 _LOGGER = logging.getLogger(__name__)
 _FETCHES = 3  # how often a damaged copy is replaced before the disk is blamed
 
@@ -191,25 +191,6 @@ def _keep(entry: str, lock: int) -> None:
     with _process.lock:
         if _process.in_use.setdefault(entry, lock) != lock:
             os.close(lock)
-
-
-def evict_until(
-    is_enough: Callable[[int], bool], entries: Iterable[tuple[float, int, str]], evict: Callable[[str], bool]
-) -> int:
-    """Evict the least recently used entries of a cache until these freed bytes are enough; return the freed bytes.
-
-    An entry is its last use, its bytes and its name. ``evict`` returns whether it removed the entry.
-
-    >>> evict_until(lambda freed: freed >= 5, [(3.0, 9, "new"), (1.0, 4, "old"), (2.0, 2, "used"), (2.5, 3, "b")],
-    ...     lambda name: name != "used")
-    7
-    """
-    freed = 0
-    for _, size, name in sorted(entries):
-        if is_enough(freed):
-            break
-        freed += size if evict(name) else 0
-    return freed
 
 
 _KEY = re.compile(r"([0-9a-f]{32}-\d+)(\.\w+)?")

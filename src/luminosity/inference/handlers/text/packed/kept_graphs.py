@@ -8,8 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from luminosity._shared.shared_files import is_own_file, replace_file, who_else_writes
-from luminosity.inference.files.local import evict_until
+from luminosity._shared.shared_files import evict_until, is_own_file, replace_file, who_else_writes
 from luminosity.inference.options import cache_folder
 
 __all__ = ["kept_graph"]
