@@ -13,7 +13,7 @@ from _accelerator_models import has_cuda, is_small, path_of
 
 __all__ = ["SHAPES", "handler", "ids_of", "make", "models", "path_of", "requests", "shape_of", "text_of"]
 
-_LONGEST = 1024  # tokens of a prompt with its answer
+_LONGEST = 1024  # tokens of a prompt: a longer one would lose its first tokens, which prompts share
 _SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPES: dict[str, dict[str, Any]] = {
     "1b": {
@@ -112,7 +112,7 @@ def make(name: str, folder: Path) -> None:
     built = Tokenizer(models.WordLevel({f"w{number}": number for number in range(config["vocab_size"])}, "w0"))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     built.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "w0", "model_max_length": _LONGEST - 512}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "w0", "model_max_length": _LONGEST}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

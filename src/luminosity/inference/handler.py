@@ -95,8 +95,8 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     self_batching: bool = False
     """Whether ``predict`` gets one example at a time, in up to ``concurrency`` calls at once.
 
-    A model that takes examples as they come, as vLLM does, needs no threads for that: let ``load_model`` return a
-    :class:`~luminosity.inference.continuous.ContinuousModel`."""
+    A model that takes examples as they come, as vLLM does, needs no threads for that and no ``predict``: let
+    ``load_model`` return a :class:`~luminosity.inference.continuous.ContinuousModel`."""
     columnar: bool = False
     """Whether the handler takes columns of a table: ``prepare`` then gets an Arrow array, a numpy matrix or a record
     batch instead of a list of examples, and does almost no work per row."""

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pytest
+from apache_beam.testing.util import assert_that, equal_to
 
-from luminosity import Handler
+from luminosity import Handler, RunInference
 from luminosity.core import InferenceMetrics
 from luminosity.errors import ModelDied
 from luminosity.inference.continuous import ContinuousModel, answers_of
@@ -19,6 +21,7 @@ from luminosity.inference.handler import note
 from luminosity.inference.host import device as device_module
 from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.interface import LaneSettings
+from tests.both_runners import Pipelines
 from tests.inference.host.test_host import in_thread, outcomes, until, values
 
 
@@ -310,3 +313,29 @@ def test_outside_of_a_host_answers_keep_their_order_and_capacity_holds() -> None
     handler = Scripted(Engine(1, lambda engine: engine.answer(engine.taken[-1])))
     results: list[Any] = list(handler.run_inference([1, 2], handler.load_model()))
     assert [result.inference for result in results] == [11, 21]
+
+
+class Echo(Engine):
+    """Answers at once, and fails for one example."""
+
+    def submit(self, example: Any, inference_args: Mapping[str, Any] | None) -> Future[Any]:
+        future = super().submit(example, inference_args)
+        self.answer(example, error=ValueError("seven") if example == 7 else None)
+        return future
+
+
+class Echoes(Handler[int, Any, Engine]):
+    self_batching = True
+
+    def load_model(self) -> Engine:
+        return Echo(4)
+
+
+def test_in_a_pipeline_one_example_is_a_dead_letter(pipelines: Pipelines) -> None:
+    with pipelines() as (pipeline, _):
+        examples = pipeline | beam.Create(range(50))
+        good, bad = examples | RunInference(Echoes()).with_exception_handling()
+        expected = [10 * number for number in range(50) if number != 7]
+        assert_that(good | beam.Map(lambda result: result.inference), equal_to(expected), "good")
+        letters = bad.failed_inferences | beam.Map(lambda letter: (letter[0], letter[1][1]))
+        assert_that(letters, equal_to([([7], "ValueError('seven')")]), "bad")

@@ -136,7 +136,7 @@ def check_handler(handler: Any) -> None:
     if not isinstance(handler, ModelHandler):
         raise InvalidType(f"found {handler!r}, expected a ModelHandler, Beam's or a luminosity.Handler")
     kind: Any = type(handler)  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(handler, Handler) and kind.predict is Handler.predict:
+    if isinstance(handler, Handler) and kind.predict is Handler.predict and not handler.self_batching:
         fix = None
         if kind.run_inference is not Handler.run_inference:
             fix = "subclass Beam's ModelHandler, which needs only the run_inference that the class has"

@@ -276,12 +276,12 @@ def test_a_prefix_is_computed_once(pair: tuple[Any, str], monkeypatch: pytest.Mo
         return prefix_of(self, ids)
 
     monkeypatch.setattr(Slots, "prefix_of", counted)
-    slots = slot_model(path, count=2)
-    before = prompts([80])[0]
-    asked = [[*before, number, number + 1] for number in range(10, 30)]
-    answers(slots, asked, [_greedy(4)] * 20)
+    slots = slot_model(path, count=4)
+    before, others = prompts([80])[0], prompts([70, 75], seed=5)
+    asked = [*others, *others, *([*before, number, number + 1] for number in range(10, 30))]
+    answers(slots, asked, [_greedy(4)] * len(asked))
     slots.close()
-    assert computed == [80]
+    assert computed == [80], "two prompts that begin alike are not enough"
 
 
 def test_few_steps_are_computed_beyond_the_end_of_rows(pair: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:

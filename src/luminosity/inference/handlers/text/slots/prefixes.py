@@ -12,6 +12,8 @@ import numpy.typing as npt
 __all__ = ["Prefixes", "common_length"]
 
 _LEAST = 64  # tokens; fewer cost less than what sharing takes
+_LEAST_ROWS, _LOOK_AT = 3, 8
+"""How many of the prompts that follow each other must share a prefix: computing it for two gains nothing."""
 _MOST_KEPT = 4  # prefixes; each has keys and values on the device
 
 
@@ -49,7 +51,7 @@ class Prefixes:
         """
         groups: dict[int, tuple[Any, list[int]]] = {}
         for place, prompt in enumerate(prompts):
-            found = self._of(prompt, prompts[place + 1] if place + 1 < len(prompts) else None)
+            found = self._of(prompt, prompts[place + 1 : place + _LOOK_AT])
             groups.setdefault(id(found), (found, []))[1].append(place)
         return list(groups.values())
 
@@ -57,11 +59,12 @@ class Prefixes:
         """Forget all prefixes, and free what was computed for them."""
         self._kept.clear()
 
-    def _of(self, prompt: npt.NDArray[np.int32], following: npt.NDArray[np.int32] | None) -> Any:
+    def _of(self, prompt: npt.NDArray[np.int32], following: Sequence[npt.NDArray[np.int32]]) -> Any:
         best = max((each for each in self._kept.values() if _begins(prompt, each.ids)), key=_length, default=None)
         known = 0 if best is None else len(best.ids)
-        shared = 0 if following is None else common_length(prompt, following)
-        if shared >= known + self._least:
+        shared = common_length(prompt, following[0]) if following else 0
+        alike = sum(_begins(each, prompt[:shared]) for each in (prompt, *following)) if shared >= self._least else 0
+        if shared >= known + self._least and alike >= _LEAST_ROWS:
             ids = prompt[:shared].copy()
             best = self._kept[ids.tobytes()] = self._compute(ids)
         elif best is not None:
