@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from luminosity.inference.handlers.text.packed.families import Unfit
 from luminosity.inference.handlers.text.slots import device_slots
 from luminosity.inference.handlers.text.slots import model as model_module
 from luminosity.inference.handlers.text.slots.device_slots import Slots
+from luminosity.inference.handlers.text.slots.model import SlotModel
 from luminosity.inference.handlers.text.slots.settings import Answer, settings_of
 from tests.inference.handlers.text.slots.models import VOCABULARY, alone, answers, made, prompts, slot_model
 
@@ -254,16 +256,25 @@ def test_a_closed_model_cancels_what_is_left(pair: tuple[Any, str], monkeypatch:
 
 def test_a_cancelled_row_leaves_its_slot(pair: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, path = pair
+    stepping, cancelled = threading.Event(), threading.Event()
     counted = _count_steps(monkeypatch)
+    steps = Slots.steps
+
+    def gated(self: Slots, *arguments: Any) -> Any:
+        stepping.set()
+        assert cancelled.wait(60)
+        return steps(self, *arguments)
+
+    monkeypatch.setattr(Slots, "steps", gated)
     slots = slot_model(path, count=1, length=480)
     first = slots.submit(prompts([5])[0], _greedy(400))
-    while not counted:
-        pass
+    assert stepping.wait(60)
     first.cancel()
+    cancelled.set()
     prompt = prompts([9])[0]
     assert slots.submit(prompt, _greedy(6)).result(60).tokens == alone(model, prompt, 6, eos_token_id=None)
     slots.close()
-    assert sum(counted) < 400
+    assert counted == [8, 5], "of the first row, and of the second"
 
 
 def test_a_prefix_is_computed_once(pair: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +289,8 @@ def test_a_prefix_is_computed_once(pair: tuple[Any, str], monkeypatch: pytest.Mo
     monkeypatch.setattr(Slots, "prefix_of", counted)
     slots = slot_model(path, count=4)
     before, others = prompts([80])[0], prompts([70, 75], seed=5)
-    asked = [*others, *others, *([*before, number, number + 1] for number in range(10, 30))]
-    answers(slots, asked, [_greedy(4)] * len(asked))
+    alike = [[*before, number, number + 1] for number in range(10, 30)]
+    _answered_together(slots, [others[0], others[0], others[1], others[1], *alike], [4] * 24, monkeypatch)
     slots.close()
     assert computed == [80], "two prompts that begin alike are not enough"
 
@@ -288,10 +299,31 @@ def test_few_steps_are_computed_beyond_the_end_of_rows(pair: tuple[Any, str], mo
     _, path = pair
     counted = _count_steps(monkeypatch)
     slots = slot_model(path, count=4)
-    answers(slots, prompts([5] * 4), [_greedy(limit) for limit in (3, 5, 20, 4)])
+    _answered_together(slots, prompts([5] * 4), [3, 5, 20, 4], monkeypatch)
     slots.close()
     assert sum(counted) == 19, "the first token comes from reading the prompt"
     assert max(counted) == device_slots.EVERY
+
+
+def _answered_together(
+    slots: SlotModel, asked: list[list[int]], limits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have prompts answered that all wait when the first of them is read."""
+    submitted = threading.Event()
+    read = Slots.read
+
+    def gated(self: Slots, *arguments: Any) -> Any:
+        assert submitted.wait(60)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(Slots, "read", gated)
+    futures = [slots.submit([5], _greedy(1))]  # it ends with its first token, before the others are taken
+    while slots.waiting:
+        time.sleep(0.01)
+    futures += [slots.submit(ids, _greedy(limit)) for ids, limit in zip(asked, limits, strict=True)]
+    submitted.set()
+    for future in futures:
+        future.result(60)
 
 
 def _count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:

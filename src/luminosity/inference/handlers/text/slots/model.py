@@ -109,6 +109,11 @@ class SlotModel:
         return 2 * self._main.slots.count
 
     @property
+    def waiting(self) -> int:
+        """How many prompts wait for a slot."""
+        return len(self._waiting) + len(self._waiting_long)
+
+    @property
     def slots(self) -> Slots:
         """The slots for rows of usual length."""
         return self._main.slots
