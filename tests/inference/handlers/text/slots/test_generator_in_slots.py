@@ -79,7 +79,7 @@ def test_the_model_is_in_slots_only_where_it_can_be(path: str) -> None:
         generator(path, load_model_args={"attn_implementation": "eager"}),
     ):
         assert other.slot_plan is None
-    assert TextGenerator(path, device="CPU").slot_plan is None, "a CPU gains nothing"
+    assert TextGenerator(path, device="CPU").slot_plan is None, "only if the handler says so"
 
 
 def test_arguments_that_the_slots_do_not_know_go_to_transformers(path: str) -> None:

@@ -24,7 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _MOST_SLOTS = 256  # more hardly compute more tokens a second
 _FEW_SLOTS = 64  # rather shorter slots than fewer
-_CPU_SLOTS = 8  # a core gains nothing from more rows
+_CPU_SLOTS = 16  # as large as usual batches; more rows wait longer for each step
 _LONGEST = 4096  # tokens of a slot; the few rows that are longer get slots of their own
 _SHORT = 1024  # tokens; rather fewer slots than shorter ones
 _MEMORY_SHARE = 0.5  # of what is free; the rest is for prompts that are read, and for other models
