@@ -39,7 +39,7 @@ def numbers(_):
     thread = threading.Thread(target=lambda: other.append(effective()))
     thread.start()
     thread.join()
-    scipys = [each for each in threadpool_info() if "scipy" in each["filepath"] and each["user_api"] == "blas"]
+    scipys = [each for each in threadpool_info() if "scipy.libs" in each["filepath"] and each["user_api"] == "blas"]
     return before, effective(), other[0], sorted({each["num_threads"] for each in scipys})
 """
 _SCRIPT = """
