@@ -25,7 +25,7 @@ from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
 from luminosity.io.stores.kinds import kind_of
-from luminosity.runs.views.live import is_live
+from luminosity.runs.views.choice import is_live
 
 __all__ = ["Job", "advise", "run"]
 
