@@ -16,7 +16,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import Column, Enrich, Handler, HttpModelHandler, Prompt, RunInference
 from luminosity.core import InferenceMetrics
-from luminosity.errors import AnswerError, EndpointError, InvalidArgument, InvalidType
+from luminosity.errors import AnswerError, EndpointError, IncompleteAnswer, InvalidArgument, InvalidType
 from luminosity.inference.handler import noting
 from luminosity.inference.prompts.asking import Answered, KnownAnswers
 from tests.both_runners import Pipelines, counters
@@ -100,8 +100,9 @@ class TestAnswers:
 
     def test_an_answer_that_was_cut_is_not_asked_for_again(self) -> None:
         with serving(lambda seen: said("go", "length")) as server:
-            with pytest.raises(Exception, match=r"answered with a text that it cut .* 'go'"):
-                asked(Prompt(talker(server), "{text}", returns=Mood), {"text": "x"})
+            prompt = Prompt(talker(server), "{text}", returns=Mood)
+            with pytest.raises(IncompleteAnswer, match=r"answered with a text that it cut .* 'go'"):
+                asked(prompt, {"text": "x"})
 
         assert len(server.seen) == 1
 
@@ -161,12 +162,12 @@ class TestPipelines:
             assert_that(rows, equal_to([{"mood": "good", "again": "good"}, {"mood": "bad", "again": "good"}]))
 
     def test_rows_of_run_inference(self, pipelines: Pipelines) -> None:
-        with serving(replying(lambda _: '{"title": "A", "stars": 5, "moods": []}')) as server:
-            with pipelines() as (pipeline, _):
-                rows = pipeline | beam.Create([{"text": "a"}, {"text": "b"}])
-                found = rows | RunInference(Prompt(talker(server), "{text}", returns=Review))
-                values = found | beam.Map(lambda result: (result.example["text"], result.inference, result.model_id))
-                assert_that(values, equal_to([(text, Review("A", 5, []), "talker") for text in "ab"]))
+        script = replying(lambda _: '{"title": "A", "stars": 5, "moods": []}')
+        with serving(script) as server, pipelines() as (pipeline, _):
+            rows = pipeline | beam.Create([{"text": "a"}, {"text": "b"}])
+            found = rows | RunInference(Prompt(talker(server), "{text}", returns=Review))
+            values = found | beam.Map(lambda result: (result.example["text"], result.inference, result.model_id))
+            assert_that(values, equal_to([(text, Review("A", 5, []), "talker") for text in "ab"]))
 
     def test_beams_own_run_inference(self) -> None:
         with serving(replying(mood_of)) as server, beam.Pipeline("FnApiRunner") as pipeline:
@@ -187,18 +188,16 @@ class TestPipelines:
             assert_that(reasons, equal_to([("odd", "mood", "AnswerError"), (None, "mood", "ValueError")]))
             rows = good | "Rows" >> beam.FlatMap(lambda batch: batch["mood"].to_pylist())
             assert_that(rows, equal_to(["good", "bad"]), label="Good")
-        counts = Counted(mood_of).counts
-        assert counts == {}
 
     def test_dead_letters_of_run_inference(self, pipelines: Pipelines) -> None:
-        with serving(replying(lambda messages: "?" if "odd" in messages[0]["content"] else "good")) as server:
-            with pipelines() as (pipeline, _):
-                rows = pipeline | beam.Create([{"text": "nice"}, {"text": "odd"}, {"text": None}])
-                step = RunInference(Prompt(talker(server), "{text}", returns=Mood)).with_exception_handling()
-                good, bad = rows | step
-                assert_that(good | beam.Map(lambda result: result.inference), equal_to(["good"]))
-                failed = bad.failed_inferences | beam.Map(lambda letter: letter[0]["text"])
-                assert_that(failed, equal_to(["odd", None]), label="Bad")
+        script = replying(lambda messages: "?" if "odd" in messages[0]["content"] else "good")
+        with serving(script) as server, pipelines() as (pipeline, _):
+            rows = pipeline | beam.Create([{"text": "nice"}, {"text": "odd"}, {"text": None}])
+            step = RunInference(Prompt(talker(server), "{text}", returns=Mood)).with_exception_handling()
+            good, bad = rows | step
+            assert_that(good | beam.Map(lambda result: result.inference), equal_to(["good"]))
+            failed = bad.failed_inferences | beam.Map(lambda letter: letter[0][0]["text"])
+            assert_that(failed, equal_to(["odd", None]), label="Bad")
 
     def test_nulls_can_be_kept(self, pipelines: Pipelines) -> None:
         table = pa.record_batch({"text": pa.array(["nice", None], pa.string())})

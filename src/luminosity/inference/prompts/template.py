@@ -26,7 +26,7 @@ _SHOWN_COLUMNS = 20
 _DOUBLE = "write {{ and }} for braces that are no column"
 
 
-class NullValue(ValueError):
+class NullValue(InvalidArgument):
     """A column of the template is null in a row."""
 
 
@@ -136,7 +136,10 @@ def _message_of(message: Any) -> tuple[str, _Text]:
 def _text_of(name: str, value: Any) -> str:
     """Return a value as a text: as it is, or as JSON if it has parts."""
     if value is None:
-        raise NullValue(f"the template takes {name!r}, which is null")
+        raise NullValue(
+            f"the template takes {name!r}, which is null",
+            fix="filter these rows out first, or pass nulls='keep', with which their answers are null",
+        )
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,13 @@ _BITS = 32
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Spaces as ``json.dumps`` writes them: small models that may write any number of spaces write nothing else."""
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~ ")  # in a regular expression, with a backslash
+_MOST_NUMBER = {"integer": 10**18 - 1, "number": 10**15}
+"""Numbers fit into 64 bits, and a model that writes digits comes to an end."""
+_DAY = (
+    r"[12][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    r"|[12][0-9](0[48]|[2468][048]|[13579][26])-02-29|2000-02-29"
+)
+_DATES = {"date": _DAY, "date-time": f"({_DAY})T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"}
 _MOST_KEPT = 32  # compiled formats in a process: a pipeline has a few
 
 
@@ -118,10 +125,31 @@ def check_answer_format(answer_format: AnswerFormat) -> None:
 def _grammar(answer_format: AnswerFormat) -> str:
     matcher = require("llguidance", _EXTRA).LLMatcher
     if answer_format.kind == "json_schema":
-        return matcher.grammar_from_json_schema(json.dumps(answer_format.json_schema), overrides=_COMPACT)
+        return matcher.grammar_from_json_schema(json.dumps(_narrowed(answer_format.json_schema)), overrides=_COMPACT)
     if answer_format.kind == "regex":
         return matcher.grammar_from_regex(answer_format.text)
     return matcher.grammar_from_regex("|".join(map(_escaped, answer_format.choices)))
+
+
+def _narrowed(schema: Any) -> Any:
+    """Return a schema whose numbers fit into a column and have an end, and whose dates are in the calendar.
+
+    >>> _narrowed({"type": "integer", "minimum": 0})
+    {'type': 'integer', 'minimum': 0, 'maximum': 999999999999999999}
+    """
+    if isinstance(schema, list):
+        return [_narrowed(each) for each in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    given = cast("dict[str, Any]", schema)
+    if given.get("type") in ("integer", "number") and "enum" not in given:
+        most = _MOST_NUMBER[given["type"]]
+        least_of = {} if "exclusiveMinimum" in given else {"minimum": -most}
+        most_of = {} if "exclusiveMaximum" in given else {"maximum": most}
+        return {**least_of, **most_of, **given}
+    if given.get("type") == "string" and given.get("format") in _DATES:
+        return {"type": "string", "pattern": f"^({_DATES[given['format']]})$"}
+    return {name: value if name == "enum" else _narrowed(value) for name, value in given.items()}
 
 
 def _escaped(text: str) -> str:
