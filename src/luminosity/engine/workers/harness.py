@@ -148,6 +148,7 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if threading.current_thread() is threading.main_thread():
         # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.nice(request.niceness)
     write_stacks_on_signal()
     printed.print_to(request.prints)
     printed.prepare_streams()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 import struct
 import time
 import traceback
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from luminosity.inference.files.local import use_cache
 from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.steps.carried import Examples, as_list, carried
 from luminosity.inference.steps.versions import RegistryWatch, Watch
 from luminosity.inference.threads import limit_threads
 
@@ -97,7 +99,7 @@ class Failed:
 class PreparedBlock:
     """Examples of one window, ready for the model."""
 
-    examples: list[Any]
+    examples: Examples
     timestamps: list[Any]
     prepared: Block | None
     """None if preparing changes nothing: the examples themselves."""
@@ -111,14 +113,14 @@ class PreparedBlock:
 
     def luminosity_user_data(self) -> list[Any]:
         """Return the examples, for error messages."""
-        return self.examples
+        return as_list(self.examples)
 
 
 @dataclass(frozen=True)
 class ResultBlock:
     """Predictions of one model for examples of one window."""
 
-    examples: list[Any]
+    examples: Examples
     timestamps: list[Any]
     values: Block
     model_id: str | None
@@ -127,7 +129,7 @@ class ResultBlock:
 
     def luminosity_user_data(self) -> list[Any]:
         """Return the examples, for error messages."""
-        return self.examples
+        return as_list(self.examples)
 
 
 def at_fault(example: Any, count: int) -> str:
@@ -149,7 +151,12 @@ def describe_failure(error: BaseException) -> tuple[type[BaseException], str, li
 
 def earliest(timestamps: Sequence[Any]) -> Any:
     """Return the first timestamp. Most are the same object, and comparing them is slow, so compare each once."""
-    return min(by_identity(timestamps).values())
+    return timestamps[0] if _are_one(timestamps) else min(by_identity(timestamps).values())
+
+
+def _are_one(values: Sequence[Any]) -> bool:
+    """Return whether all values are the same object."""
+    return bool(values) and all(map(operator.is_, values, itertools.repeat(values[0])))
 
 
 def by_identity(timestamps: Sequence[Any]) -> dict[int, Any]:
@@ -183,6 +190,9 @@ class BlockCoder(coders.Coder):
                 buffers.append(raw)
             return raw.nbytes < _BUFFER_BYTES
 
+        if isinstance(value, PreparedBlock | ResultBlock):
+            times = value.timestamps[:1] if _are_one(value.timestamps) else value.timestamps
+            value = replace(value, examples=carried(value.examples), timestamps=times)
         pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=stays_inside)
         sizes = array("Q", [len(buffers), len(pickled), *map(len, buffers)])
         return [sizes.tobytes(), pickled, *buffers]
@@ -194,7 +204,10 @@ class BlockCoder(coders.Coder):
         view, start = memoryview(encoded), _SIZES.size + 8 * count
         ends = list(itertools.accumulate([size, *sizes], initial=start))
         pickled, *buffers = (view[begin:end] for begin, end in itertools.pairwise(ends))
-        return pickle.loads(pickled, buffers=map(bytearray, buffers))
+        block = pickle.loads(pickled, buffers=map(bytearray, buffers))
+        if isinstance(block, PreparedBlock | ResultBlock) and len(block.timestamps) < len(block.examples):
+            return replace(block, timestamps=block.timestamps * len(block.examples))  # all are the same object
+        return block
 
     def estimate_size(self, value: Any) -> int:
         """Return the approximate bytes of a block."""
