@@ -79,7 +79,7 @@ def _closed_type(given: dict[str, Any], path: str, root: Any, inside: tuple[str,
     types: list[Any] = list(cast("list[Any]", listed)) if isinstance(listed, list) else [listed]
     may_be_null = "null" in types or None in given.get("enum", ())
     types = [each for each in types if each != "null"]
-    if len(types) != 1:
+    if len(types) != 1 or not types[0]:
         raise _several(path)
     kind = types[0]
     if kind not in _BOUNDS:

@@ -98,11 +98,10 @@ def _of_class(kind: type, path: str, inside: tuple[Any, ...]) -> Described | Non
         model: Any = kind
         return Described(closed(model.model_json_schema(), path), model.model_validate)
     if typing_extensions.is_typeddict(kind):
-        required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-        return _of_fields(kind, path, inside, lambda name: name in required, lambda **values: values)
+        return _of_fields(kind, path, inside, lambda **values: values)
     if dataclasses.is_dataclass(kind):
         taken = [each.name for each in dataclasses.fields(kind) if each.init]
-        return _of_fields(kind, path, inside, lambda _: True, kind, taken)
+        return _of_fields(kind, path, inside, kind, taken)
     return None
 
 
@@ -110,7 +109,6 @@ def _of_fields(
     kind: type,
     path: str,
     inside: tuple[Any, ...],
-    is_required: Callable[[str], bool],
     make: Callable[..., Any],
     names: list[str] | None = None,
 ) -> Described:
@@ -127,7 +125,7 @@ def _of_fields(
     for name in names:
         prefix = "" if path == "the answer" else f"{path}."
         found = described(hints[name], f"{prefix}{name}", (*inside, kind))
-        fields[name] = found if is_required(name) else _or_none(found)
+        fields[name] = found if _is_required(kind, name, hints[name]) else _or_none(found)
     schema: Schema = {
         "type": "object",
         "properties": {name: each.schema for name, each in fields.items()},
@@ -135,6 +133,14 @@ def _of_fields(
         "additionalProperties": False,
     }
     return Described(schema, lambda value: make(**{name: each.build(value.get(name)) for name, each in fields.items()}))
+
+
+def _is_required(kind: type, name: str, hint: Any) -> bool:
+    """Return whether a class must have a field; only a TypedDict may do without."""
+    origin = get_origin(hint)  # the class itself does not see it in annotations that are texts
+    if origin in (typing_extensions.Required, typing_extensions.NotRequired):
+        return origin is typing_extensions.Required
+    return name in getattr(kind, "__required_keys__", (name,))
 
 
 def _literal(values: tuple[Any, ...], path: str) -> Described:
