@@ -9,14 +9,20 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import apache_beam as beam
+import pyarrow as pa
 import pytest
+from apache_beam.testing.util import assert_that, equal_to
 
-from luminosity import Prompt, TextGenerator
+from luminosity import Enrich, Prompt, TextGenerator
 from luminosity.errors import IncompleteAnswer, InvalidArgument, MissingExtra
 from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.handler import noting
 from luminosity.inference.handlers.text.answer_masks import AnswerMasks, masks_of
 from luminosity.inference.prompts.answers import AnswerType
+from tests.both_runners import Pipelines
+from tests.both_runners import pipelines as pipelines
+from tests.both_runners import runner_name as runner_name
 from tests.inference.prompts.models import save_writer
 
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0}
@@ -95,6 +101,33 @@ def test_an_answer_that_is_cut_fails_alone_and_says_so(path: str) -> None:
     with pytest.raises(IncompleteAnswer, match=r"answer was cut at 4 tokens: '\w+'; raise max_new_tokens"):
         prompt.run_inference(ROWS[:2], prompt.load_model())
     assert model is not None
+
+
+def test_two_columns_in_a_pipeline(path: str, pipelines: Pipelines) -> None:
+    handler = TextGenerator(path, device="CPU", max_new_tokens=120, generation_args=GREEDY)
+    rating = Prompt(handler, "Rate {text}", returns=Annotated[int, BOUNDED], nulls="keep")
+    review = Prompt(handler, "Review {text} {n}", returns=Review)
+    texts = [row["text"] for row in ROWS] * 4
+    table = pa.record_batch({"text": [*texts, None], "n": range(len(texts) + 1)})
+    with pipelines() as (pipeline, _):
+        enrich = Enrich(rating=rating, review=review).with_exception_handling()
+        good, bad = pipeline | beam.Create([table.slice(0, 20), table.slice(20)]) | enrich
+        rows = good | beam.FlatMap(lambda batch: batch.to_pylist())
+        assert_that(rows, check_all(len(texts)))
+        assert_that(bad | beam.FlatMap(lambda batch: batch["_model"].to_pylist()), equal_to(["review"]), label="Bad")
+
+
+def check_all(count: int) -> Any:
+    def check(rows: list[dict[str, Any]]) -> None:
+        assert len(rows) == count
+        assert all(-5 <= row["rating"] <= 500 for row in rows)
+        assert {row["review"]["mood"] for row in rows} <= {"good", "bad"}
+        by_text: dict[str, set[int]] = {}
+        for row in rows:
+            by_text.setdefault(row["text"], set()).add(row["rating"])
+        assert all(len(found) == 1 for found in by_text.values()), "equal prompts have one answer"
+
+    return check
 
 
 def test_equal_prompts_of_a_batch_are_computed_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_every_answer_of_a_small_model_can_be_read(capsys: pytest.CaptureFixture
 
     assert set(labels) <= {"good", "bad"}
     exact = [text if text in ("good", "bad") else "" for text in texts]
-    found = [next(iter(re.findall("good|bad", text.lower())), "") for text in texts]
+    searched = [next(iter(re.findall("good|bad", text.lower())), "") for text in texts]
 
     stories = [{"text": f"Film: {title}. {text}"} for title, text in zip(("Jaws", "Heat", "Alien"), GOOD, strict=False)]
     facts = Prompt(_smollm(max_new_tokens=60), "{text}\nWhat are the title and the rating?", returns=Facts, retries=0)
@@ -81,12 +81,8 @@ def test_every_answer_of_a_small_model_can_be_read(capsys: pytest.CaptureFixture
 
     assert all(isinstance(each, Facts) for each in extracted)
     with capsys.disabled():
-        count = len(rows)
-        print(f"\nwith a format:    {count} of {count} can be read, {_right(labels, wanted)} right")
-        print(
-            f"without a format: {sum(map(bool, exact))} of {count} can be read as they are, {_right(exact, wanted)} right"
-        )
-        print(f"  with a search for the words: {sum(map(bool, found))} can be read, {_right(found, wanted)} right")
+        for name, found in (("with a format", labels), ("without", exact), ("without, by a search", searched)):
+            print(f"{name}: {sum(map(bool, found))} of {len(rows)} can be read, {_right(found, wanted)} are right")
         print(f"facts: {extracted}")
 
 

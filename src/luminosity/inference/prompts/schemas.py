@@ -224,7 +224,7 @@ def checked(value: Any, schema: Schema, path: str = "") -> Any:
     elif kind == "string" and isinstance(value, str) and _fits_text(value, schema):
         return _dated(value, schema, path)
     elif kind in ("integer", "number") and _fits_number(value, schema):
-        return {"integer": int, "number": float}[kind](value)
+        return {"integer": int, "number": float}[kind](cast("float", value))
     place = f"{path}: " if path else ""
     raise ValueError(f"{place}found {shorten_repr(value, _SHOWN)}, expected {words_for(schema)}")
 
