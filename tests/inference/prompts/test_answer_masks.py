@@ -64,7 +64,7 @@ ROWS = [
 @pytest.mark.parametrize("returns", TYPES)
 @pytest.mark.parametrize("arguments", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 def test_every_answer_of_a_random_model_can_be_read(path: str, returns: Any, arguments: dict[str, Any]) -> None:
-    handler = TextGenerator(path, device="CPU", max_new_tokens=120, generation_args=arguments)
+    handler = TextGenerator(path, device="CPU", max_new_tokens=200, generation_args=arguments)
     prompt = Prompt(handler, "Read {text}", returns=returns, retries=0)
     answers = AnswerType(returns)
 
@@ -78,7 +78,7 @@ def test_every_answer_of_a_random_model_can_be_read(path: str, returns: Any, arg
 
 
 def test_a_batch_says_what_each_prompt_alone_does(path: str) -> None:
-    handler = TextGenerator(path, device="CPU", max_new_tokens=120, generation_args=GREEDY)
+    handler = TextGenerator(path, device="CPU", max_new_tokens=200, generation_args=GREEDY)
     prompt = Prompt(handler, "Read {text}", returns=Review)
     model = prompt.load_model()
     together = [each.inference for each in prompt.run_inference(ROWS, model)]
@@ -104,7 +104,7 @@ def test_an_answer_that_is_cut_fails_alone_and_says_so(path: str) -> None:
 
 
 def test_two_columns_in_a_pipeline(path: str, pipelines: Pipelines) -> None:
-    handler = TextGenerator(path, device="CPU", max_new_tokens=120, generation_args=GREEDY)
+    handler = TextGenerator(path, device="CPU", max_new_tokens=200, generation_args=GREEDY)
     rating = Prompt(handler, "Rate {text}", returns=Annotated[int, BOUNDED], nulls="keep")
     review = Prompt(handler, "Review {text} {n}", returns=Review)
     texts = [row["text"] for row in ROWS] * 4

@@ -136,6 +136,18 @@ class TestAnswers:
         assert [each["role"] for each in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
         assert [each["content"] for each in messages[1:5]] == ["Rate fine", "good", "Rate poor", "bad"]
 
+    def test_examples_that_show_every_choice_need_no_explanation(self) -> None:
+        shown = [({"text": "fine"}, "good"), ({"text": "poor"}, "bad")]
+        with serving(replying(mood_of)) as server:
+            for examples in (shown, shown[:1]):
+                prompt = Prompt(talker(server), "{text}", returns=Mood, system="S", examples=examples)
+                asked(prompt, {"text": "x"})
+
+        contents = [[each["content"] for each in seen.json["messages"]] for seen in server.seen]
+        assert contents[0] == ["S", "fine", "good", "poor", "bad", "x"]
+        assert [contents[1][0], *contents[1][2:]] == ["S", "good", "x"]
+        assert contents[1][1].startswith("fine\n\nAnswer with ")
+
     def test_it_can_be_pickled(self) -> None:
         prompt = pickle.loads(pickle.dumps(Prompt(NO_SERVER, "{text}", returns=Review)))
 

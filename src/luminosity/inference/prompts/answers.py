@@ -7,7 +7,7 @@ import datetime
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NoReturn, cast
 
@@ -92,6 +92,10 @@ class AnswerType:
             shown = json.dumps(self.schema, ensure_ascii=False)
             return f"Answer with JSON of this JSON schema, and with nothing else: {shown}"
         return f"Answer with {words_for(self.schema)}, and with nothing else."
+
+    def shown_by(self, texts: Iterable[str]) -> bool:
+        """Return whether texts name every choice, so that nothing is left to explain."""
+        return self.format is not None and self.format.kind == "choices" and {*self.format.choices} <= {*texts}
 
     def parse(self, text: str) -> Any:
         """Return what a model wrote as a plain value for the column. Raises ``ValueError`` with the reason if it can't.

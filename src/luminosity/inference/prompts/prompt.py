@@ -65,7 +65,8 @@ class Prompt(WrappedHandler):
         answer_column: the column of ``examples`` with the answers, if they are a table.
         retries: how often to ask again after an answer that can't be read.
         nulls: "fail" makes a row fail if a column of the template is null in it; with "keep", its answer is null.
-        explain: whether to add a sentence to the last message that says which answers are allowed.
+        explain: whether to add a sentence to the first message of the user that says which answers are allowed. The
+            default is to do so, unless the examples show every choice.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Prompt(WrappedHandler):
         answer_column: str | None = None,
         retries: int = 1,
         nulls: Literal["fail", "keep"] = "fail",
-        explain: bool = True,
+        explain: bool | None = None,
     ) -> None:
         check_handler(handler)
         if retries < 0:
@@ -93,6 +94,8 @@ class Prompt(WrappedHandler):
             self._examples = example_messages(examples, answer_column, self._template, self._answers)
         elif answer_column is not None:
             raise InvalidArgument(f"found answer_column={answer_column!r} without examples=")
+        if explain is None:
+            explain = not self._answers.shown_by(each["content"] for each in self._examples)
         self._instruction = self._answers.instruction if explain else ""
         self._retries = retries
         wanted = self._answers.format
@@ -230,11 +233,18 @@ class Prompt(WrappedHandler):
             if self.takes_nulls:
                 return None
             raise
-        if self._instruction:
-            last = messages.pop()
-            messages.append({**last, "content": f"{last['content']}\n\n{self._instruction}"})
-        before = [each for each in messages if each["role"] in ("system", "developer")] if self._examples else []
-        return [*before, *self._examples, *(each for each in messages if each not in before)]
+        if self._examples:
+            before = [each for each in messages if each["role"] in ("system", "developer")]
+            messages = [*before, *self._examples, *(each for each in messages if each not in before)]
+        return self._explained(messages)
+
+    def _explained(self, messages: Messages) -> Messages:
+        """Return the messages with the sentence about the answers at the end of the first one of the user."""
+        if not self._instruction:
+            return messages
+        place = next(place for place, each in enumerate(messages) if each["role"] == "user")
+        first = {"role": "user", "content": f"{messages[place]['content']}\n\n{self._instruction}"}
+        return [*messages[:place], first, *messages[place + 1 :]]
 
     def _only_column(self, example: Any) -> str:
         if len(self.columns) != 1:

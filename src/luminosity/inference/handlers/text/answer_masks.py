@@ -144,9 +144,9 @@ def _narrowed(schema: Any) -> Any:
     given = cast("dict[str, Any]", schema)
     if given.get("type") in ("integer", "number") and "enum" not in given:
         most = _MOST_NUMBER[given["type"]]
-        least_of = {} if "exclusiveMinimum" in given else {"minimum": -most}
-        most_of = {} if "exclusiveMaximum" in given else {"maximum": most}
-        return {**least_of, **most_of, **given}
+        bounds = {"minimum": ("exclusiveMinimum", -most), "maximum": ("exclusiveMaximum", most)}
+        added = {name: value for name, (other, value) in bounds.items() if name not in given and other not in given}
+        return {**given, **added}
     if given.get("type") == "string" and given.get("format") in _DATES:
         return {"type": "string", "pattern": f"^({_DATES[given['format']]})$"}
     return {name: value if name == "enum" else _narrowed(value) for name, value in given.items()}
