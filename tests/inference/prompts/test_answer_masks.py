@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -101,6 +102,17 @@ def test_an_answer_that_is_cut_fails_alone_and_says_so(path: str) -> None:
     with pytest.raises(IncompleteAnswer, match=r"answer was cut at 4 tokens: '\w+'; raise max_new_tokens"):
         prompt.run_inference(ROWS[:2], prompt.load_model())
     assert model is not None
+
+
+def test_a_prompt_imports_no_model_before_it_runs() -> None:
+    script = (
+        "import sys; from luminosity import Prompt, TextGenerator; "
+        "Prompt(TextGenerator('some/model'), '{text}', returns=bool).columns; "
+        "print(sorted({'torch', 'transformers', 'pandas', 'pydantic'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+
+    assert done.stdout == "[]\n"
 
 
 def test_two_columns_in_a_pipeline(path: str, pipelines: Pipelines) -> None:

@@ -104,7 +104,8 @@ class Prompt(WrappedHandler):
         super().__init__(adapt(handler))
         self.columnar = False
         self.takes_nulls = nulls == "keep"
-        self.prefers_one_copy = self.device == "remote"  # a server: one process knows what all workers have asked
+        # Of a server, so that one process knows what all workers have asked. Ask the class: others import torch for it.
+        self.prefers_one_copy = getattr(type(self._inner), "device", None) == "remote"
 
     @property
     def columns(self) -> tuple[str, ...]:

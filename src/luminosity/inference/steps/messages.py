@@ -164,6 +164,11 @@ def by_identity(timestamps: Sequence[Any]) -> dict[int, Any]:
     return dict(zip(map(id, timestamps), timestamps, strict=True))
 
 
+def _copied(buffer: memoryview) -> npt.NDArray[np.uint8]:
+    """Return a copy that can be written to. Other threads may run while numpy copies."""
+    return np.frombuffer(buffer, np.uint8).copy()
+
+
 class BlockCoder(coders.Coder):
     """Pickles blocks, and estimates their size without pickling, because Beam asks for it often.
 
@@ -197,14 +202,14 @@ class BlockCoder(coders.Coder):
         sizes = array("Q", [len(buffers), len(pickled), *map(len, buffers)])
         return [sizes.tobytes(), pickled, *buffers]
 
-    def decode(self, encoded: bytes) -> Any:
+    def decode(self, encoded: bytes | memoryview) -> Any:
         """Unpickle a block. Arrays can be written to if they could be before."""
         count, size = _SIZES.unpack_from(encoded)
         sizes = struct.unpack_from(f"={count}Q", encoded, _SIZES.size)
         view, start = memoryview(encoded), _SIZES.size + 8 * count
         ends = list(itertools.accumulate([size, *sizes], initial=start))
         pickled, *buffers = (view[begin:end] for begin, end in itertools.pairwise(ends))
-        block = pickle.loads(pickled, buffers=map(bytearray, buffers))
+        block = pickle.loads(pickled, buffers=map(_copied, buffers))
         if isinstance(block, PreparedBlock | ResultBlock) and len(block.timestamps) < len(block.examples):
             return replace(block, timestamps=block.timestamps * len(block.examples))  # all are the same object
         return block
