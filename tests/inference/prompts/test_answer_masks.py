@@ -183,6 +183,12 @@ def test_a_mask_allows_what_the_format_allows(path: str) -> None:
 
 
 class TestMistakes:
+    def test_a_model_without_a_chat_template(self, path: str) -> None:
+        handler = TextGenerator(path, device="CPU")
+        handler.tokenizer.whole.chat_template = None
+        with pytest.raises(InvalidArgument, match=r"has no chat template, .*; use a model that was trained for chats"):
+            Prompt(handler, "{text}").prepare([{"text": "x"}])
+
     def test_formats_that_can_not_be_enforced(self, path: str) -> None:
         handler = TextGenerator(path, device="CPU")
         with pytest.raises(

@@ -209,6 +209,11 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 'such as {"role": "user", "content": "Hello"}'
             )
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
+        if not (arguments.get("chat_template") or self.tokenizer.whole.chat_template):
+            raise InvalidArgument(
+                f"{self.model_id!r} has no chat template, so it takes prompts (str), but no messages",
+                fix="use a model that was trained for chats, or pass chat_template_args={'chat_template': ...}",
+            )
         marked = [self._plain_texts.marked(message) for message in listed]
         return self.tokenizer.whole.apply_chat_template(marked, tokenize=False, **arguments)
 
