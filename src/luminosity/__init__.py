@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.generator import Summarizer, TextGenerator
     from luminosity.inference.handlers.torch import TorchModelHandler
+    from luminosity.inference.prompts.prompt import Prompt
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
     from luminosity.io.bigquery_schema import bigquery_schema
@@ -62,6 +63,7 @@ __all__ = [
     "MapTable",
     "ModelOptions",
     "PipelinePlan",
+    "Prompt",
     "ReadKafka",
     "ReadTable",
     "RowsFromTable",

@@ -162,6 +162,7 @@ class InferenceMetrics:
     INT8: Final = "int8_rows"  # in 8 bits
     BY_TRANSFORMERS: Final = "transformers_rows"  # texts that were padded, and computed by transformers
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
+    REPEATED_PROMPTS: Final = "repeated_prompts"  # prompts that were not asked, since an equal one was
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again
     THROTTLED: Final = "server_throttled"  # responses that ask to send less: 429, or 503 with Retry-After

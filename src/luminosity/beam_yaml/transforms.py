@@ -109,7 +109,7 @@ def run_inference(
     """
     if _is_beams(model_handler):
         return _beams_run_inference(model_handler, inputs, inference_tag, inference_args, output, error_handling)
-    if inputs is None:
+    if inputs is None and not (isinstance(model_handler, Mapping) and model_handler.get("type") == "Prompt"):
         raise InvalidArgument("expected inputs:, the column or columns that the model takes")
     spec = {"model": model_handler, "inputs": inputs, "output": output, "inference_args": inference_args}
     return _enrich({inference_tag: column_of(inference_tag, spec)}, error_handling)

@@ -162,6 +162,8 @@ class WrappedHandler(BeamContract):
         self.self_batching = inner.self_batching
         self.concurrency = inner.concurrency
         self.columnar = inner.columnar
+        self.takes_nulls = inner.takes_nulls
+        self.prefers_one_copy = inner.prefers_one_copy
 
     @property
     def wrapped(self) -> Handler[Any, Any, Any]:

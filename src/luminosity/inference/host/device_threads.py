@@ -19,7 +19,7 @@ from luminosity._shared.hangs import Frames, frames_of
 from luminosity._shared.user_code import is_users
 from luminosity.errors import EndpointError, HandlerError
 from luminosity.inference.blocks import Block, as_block
-from luminosity.inference.handler import noting
+from luminosity.inference.handler import PartlyFailed, noting
 from luminosity.inference.host.interface import Outcome
 from luminosity.inference.host.lane import Batch, Stage, Submitter
 
@@ -175,7 +175,10 @@ class DeviceThreads:
             with _as_part_of(batch.parts[0][0].session.step):
                 handler.wait(outputs)
                 ready, ready_ns = self._now(), batch.lane.settings.clock.time_ns()
-                values, model_id = as_block(handler.collect(outputs)), handler.model_id
+                values, model_id = handler.collect(outputs), handler.model_id
+            if isinstance(values, PartlyFailed):
+                batch.errors, values = values.errors, values.values
+            values = as_block(values)
             if len(values) != batch.count:
                 raise HandlerError(
                     f"{handler} returned {len(values)} predictions for {batch.count} examples",

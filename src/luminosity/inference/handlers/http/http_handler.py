@@ -12,6 +12,7 @@ from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.errors import InvalidArgument
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, join
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.http.connection import Address, Connection
@@ -183,6 +184,30 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
     def model_id(self) -> str | None:
         """The server's name of the model, or the name that you gave until the first response."""
         return self._server_model_id or self._protocol.model
+
+    @property
+    def answer_arguments(self) -> Mapping[str, Any]:
+        """What every request of a chat asks for, such as a temperature."""
+        return self._protocol.parameters if isinstance(self._protocol, Chat) else {}
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> HttpModelHandler:
+        """Return a copy that asks the server for answers of this format, with ``response_format``.
+
+        A server may not know it: check the answers, as ``Prompt`` does. Raises ``InvalidArgument`` unless this is a
+        chat without a ``response_format`` of its own.
+        """
+        if not isinstance(self._protocol, Chat) or "response_format" in self._protocol.parameters:
+            found = "a response_format in parameters" if isinstance(self._protocol, Chat) else str(self)
+            raise InvalidArgument(
+                f"found {found}, expected HttpModelHandler.chat without one: the answer format sets it"
+            )
+        other = copy.copy(self)
+        other._protocol = self._protocol.with_answer_format(answer_format)
+        return other
+
+    def check_files(self) -> None:
+        """Raise ``EndpointError`` if the environment variable of the API key is not set in this process."""
+        self._connection.key()
 
     def update_model_path(self, model_path: str | None = None) -> None:
         """Switch to another model of the same server."""

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from luminosity.errors import Fix, IncompleteAnswer, InvalidArgument, InvalidType
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.http.protocol import (
     HttpProtocol,
@@ -127,7 +129,20 @@ class Chat(HttpProtocol):
         super().__init__(model)
         self._parameters = dict(parameters or {})
         self._allow_incomplete = allow_incomplete
+        self._answer_format: AnswerFormat | None = None
         self.check_arguments(self._parameters)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What is sent with every request."""
+        return self._parameters
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> Chat:
+        """Return a copy that asks the server for answers of this format; whoever reads them checks them."""
+        other = copy(self)
+        other._parameters = {**self._parameters, "response_format": answer_format.response_format()}
+        other._answer_format = answer_format
+        return other
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raise if an argument asks for several responses or for a stream."""
@@ -156,7 +171,9 @@ class Chat(HttpProtocol):
         choice = _only_choice(content, response)
         text = choice["message"]["content"]
         if not (self._allow_incomplete and isinstance(text, str)):
-            _check_complete(choice, text, response)
+            _check_complete(choice, text, response, checks_json=self._answer_format is None)
+        if self._answer_format is not None:
+            text = self._answer_format.unwrapped(text)
         return Predictions([text], content.get("model"))
 
 
@@ -177,7 +194,7 @@ def _only_choice(content: dict[str, Any], response: Response) -> dict[str, Any]:
     return choice
 
 
-def _check_complete(choice: Mapping[str, Any], text: Any, response: Response) -> None:
+def _check_complete(choice: Mapping[str, Any], text: Any, response: Response, checks_json: bool) -> None:
     """Raise ``IncompleteAnswer`` if the text of a choice is not the whole answer.
 
     The same request gets the same answer, so none of these errors is retried, except that of a server which says that
@@ -204,7 +221,7 @@ def _check_complete(choice: Mapping[str, Any], text: Any, response: Response) ->
         raise incomplete(f"an empty message (finish_reason {reason!r})", _CHANGE_PROMPT)
     if word not in _COMPLETE:
         raise incomplete(f"finish_reason {reason!r}, which is none of {sorted(_COMPLETE)}", _KEEP)
-    if problem := _json_problem(text, _asked(response, "response_format").get("response_format")):
+    if checks_json and (problem := _json_problem(text, _asked(response, "response_format").get("response_format"))):
         raise incomplete(f"a text that is not the JSON that response_format asks for ({problem})", _CHECK_JSON)
 
 

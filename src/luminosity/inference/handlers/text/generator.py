@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
+from luminosity._shared.text import shorten
 from luminosity.core import InferenceMetrics
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import IncompleteAnswer, InvalidArgument, InvalidType
+from luminosity.extras import require
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, rows
-from luminosity.inference.handler import ExampleT, HandlerOptions, note
+from luminosity.inference.handler import ExampleT, HandlerOptions, PartlyFailed, note
 from luminosity.inference.handlers.on_torch import Batch, Outputs
+from luminosity.inference.handlers.text.answer_masks import AnswerMasks, check_answer_format, logits_processor, masks_of
+from luminosity.inference.handlers.text.plain_text import PlainTexts
 from luminosity.inference.handlers.text.text_handler import TextHandler
 from luminosity.inference.handlers.text.tokens import texts_of
 
@@ -67,8 +73,7 @@ class GeneratingHandler(TextHandler[ExampleT]):
         tokens = self.call(model.generate, batch, arguments)
         given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
         if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
-            ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
-            ends = {self.pad_id, *(ends if isinstance(ends, list) else [ends])}
+            ends = {self.pad_id, *_ends(model, arguments)}
             note(InferenceMetrics.CUT_TEXTS, sum(token not in ends for token in tokens[:, -1].tolist()))
         return tokens
 
@@ -77,7 +82,14 @@ class GeneratingHandler(TextHandler[ExampleT]):
         return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
 
 
+def _ends(model: Any, arguments: Mapping[str, Any]) -> set[int]:
+    """Return the tokens that end a text."""
+    ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
+    return {each for each in (ends if isinstance(ends, list) else [ends]) if each is not None}
+
+
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+_SHOWN_TEXT = 1000  # characters of a cut answer in its error
 
 
 class TextGenerator(GeneratingHandler["str | Messages"]):
@@ -107,6 +119,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     padding_side = "left"  # so that new tokens follow the prompt
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
+    _answer_format: AnswerFormat | None = None
 
     def __init__(
         self,
@@ -123,6 +136,25 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     ) -> None:
         super().__init__(path, max_new_tokens, generation_args, max_length, device, dtype, load_model_args, **options)
         self._chat_template_args = dict(chat_template_args or {})
+
+    @property
+    def answer_arguments(self) -> Mapping[str, Any]:
+        """What ``model.generate`` is asked for, such as a temperature."""
+        return self._generation_args
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> Self:
+        """Return a copy that can write only answers of this format. One that is cut fails with ``IncompleteAnswer``.
+
+        Raises ``InvalidArgument`` for a format that can't be enforced, and ``MissingExtra`` without llguidance.
+        """
+        check_answer_format(answer_format)
+        if self._generation_args.get("num_beams", 1) != 1:
+            raise InvalidArgument(
+                f"found num_beams={self._generation_args['num_beams']}, expected 1 with an answer format"
+            )
+        other = copy(self)
+        other._answer_format = answer_format
+        return other
 
     def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
@@ -147,7 +179,10 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             super().check_input_type(kind)
 
     def prepare(self, block: Block) -> Block:
-        """Tokenise the prompts, and the chats after the chat template has rendered them."""
+        """Tokenise the prompts, and the chats after the chat template has rendered them.
+
+        The content of a message is text: special tokens of the model in it, such as ``<|im_end|>``, end no message.
+        """
         examples = list(rows(block))
         chats = [not isinstance(example, str) for example in examples]
         if not any(chats):
@@ -155,12 +190,16 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         # The chat template writes the special tokens itself.
         prompts = self.tokenizer.ids([e for e, chat in zip(examples, chats, strict=True) if not chat])
         rendered = texts_of([self._rendered(e) for e, chat in zip(examples, chats, strict=True) if chat])
-        both = pa.concat_arrays([prompts, self.tokenizer.ids(rendered, special=False)])
+        both = pa.concat_arrays([prompts, self._plain_texts.ids(rendered)])
         # `both` has prompts first, then chats: undo the stable sort by the flags.
         return both.take(pa.array(np.argsort(np.argsort(chats, kind="stable"))))
 
     def prepare_key(self) -> None:
         """Return None: prompts depend on the chat template."""
+
+    @cached_property
+    def _plain_texts(self) -> PlainTexts:
+        return PlainTexts(self.tokenizer)
 
     def _rendered(self, messages: Any) -> str:
         listed: list[Any] = cast("list[Any]", list(messages)) if isinstance(messages, list | tuple) else []
@@ -170,7 +209,13 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 'such as {"role": "user", "content": "Hello"}'
             )
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
-        return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)
+        if not (arguments.get("chat_template") or self.tokenizer.whole.chat_template):
+            raise InvalidArgument(
+                f"{self.model_id!r} has no chat template, so it takes prompts (str), but no messages",
+                fix="use a model that was trained for chats, or pass chat_template_args={'chat_template': ...}",
+            )
+        marked = [self._plain_texts.marked(message) for message in listed]
+        return self.tokenizer.whole.apply_chat_template(marked, tokenize=False, **arguments)
 
     def load_model(self) -> Any:
         """Load the causal language model. Raises ``InvalidArgument`` for a sequence-to-sequence model."""
@@ -184,7 +229,42 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Generate, and return only the new tokens."""
-        return self.generate(model, batch, inference_args)[:, batch.inputs["input_ids"].shape[1] :]
+        given = batch.inputs["input_ids"].shape[1]
+        if self._answer_format is None:
+            return self.generate(model, batch, inference_args)[:, given:]
+        arguments = {**self._generation_args, **inference_args}
+        masks, ends = self._masks(model, arguments)
+        processors = [*arguments.get("logits_processor", ()), logits_processor(masks, ends, given)]
+        tokens = self.generate(model, batch, {**inference_args, "logits_processor": processors})[:, given:]
+        return {"tokens": tokens, "is_complete": self._are_complete(masks, tokens)}
+
+    def _masks(self, model: Any, arguments: Mapping[str, Any]) -> tuple[AnswerMasks, set[int]]:
+        """Return the compiled format for a model, and the tokens that end an answer."""
+        assert self._answer_format is not None
+        ends = _ends(model, arguments) or {self.tokenizer.whole.eos_token_id} - {None}
+        size = self.config.get_text_config().vocab_size
+        return masks_of(self.tokenizer.whole, self._answer_format, size, ends), ends
+
+    def _are_complete(self, masks: AnswerMasks, tokens: Any) -> Any:
+        torch = require("torch", "torch")
+        return torch.tensor([masks.is_complete(row) for row in tokens.tolist()])
+
+    def collect(self, outputs: Outputs) -> Block | PartlyFailed:
+        """Decode the new tokens to texts, without special tokens. Of answers with a format, those that are cut fail."""
+        if self._answer_format is None:
+            return super().collect(outputs)
+        tokens = outputs.values["tokens"].numpy(force=True)
+        whole = self.tokenizer.whole
+        texts = whole.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        errors: dict[int, Exception] = {
+            place: IncompleteAnswer(
+                f"the model's answer was cut at {tokens.shape[1]} tokens: {shorten(texts[place], _SHOWN_TEXT)!r}",
+                fix="raise max_new_tokens, or ask for a shorter answer",
+            )
+            for place, is_complete in enumerate(outputs.values["is_complete"].tolist())
+            if not is_complete
+        }
+        return PartlyFailed(texts, errors) if errors else texts
 
 
 class Summarizer(GeneratingHandler[str]):
