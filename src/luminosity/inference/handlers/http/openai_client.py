@@ -21,6 +21,7 @@ from luminosity.inference.handlers.http.protocol import (
     Response,
     to_json_bytes,
 )
+from luminosity.inference.handlers.http.usage import Usage
 from luminosity.inference.handlers.text.tokens import texts_of
 
 __all__ = ["Chat", "Embeddings"]
@@ -47,7 +48,15 @@ _CHECK_JSON = Fix(
 )
 
 
-class Embeddings(HttpProtocol):
+class _OpenAIProtocol(HttpProtocol):
+    """What both protocols share: answers say how many tokens they took."""
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens that the answer says were counted."""
+        return Usage.of(response.json().get("usage"))
+
+
+class Embeddings(_OpenAIProtocol):
     """``POST /v1/embeddings``: takes texts, returns a float32 vector for each.
 
     Vectors are requested in base64, which takes a quarter of the bytes of decimal digits. A server that does not know
@@ -116,7 +125,7 @@ def _vector(value: Any, response: Response) -> npt.NDArray[np.float32]:
     return vector
 
 
-class Chat(HttpProtocol):
+class Chat(_OpenAIProtocol):
     """``POST /v1/chat/completions``: takes a message or a list of messages, returns the text of the response."""
 
     one_by_one = True  # the server makes its own batches

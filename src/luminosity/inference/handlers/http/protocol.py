@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from luminosity._shared.text import shorten
 from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.http.usage import Usage
 
 __all__ = ["ApiKey", "HttpProtocol", "Predictions", "Request", "Response", "Send", "one_line", "to_json_bytes"]
 
@@ -93,6 +95,11 @@ class Response:
 
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises ``EndpointError`` if it is anything else."""
+        return self._object
+
+    @cached_property
+    def _object(self) -> dict[str, Any]:
+        """The body's JSON object, parsed once: several readers need a part of it."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -196,6 +203,13 @@ class HttpProtocol:
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         """Return the request for these examples; ``arguments`` are RunInference's ``inference_args``."""
         raise NotImplementedError(f"{type(self).__name__} has no method `request`")
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens that the server says it has counted; None if it says nothing, the default.
+
+        Called before ``read``, also for answers that ``read`` refuses: they were paid for, too.
+        """
+        return None
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
         """Return a prediction for each of the ``count`` examples, in their order."""

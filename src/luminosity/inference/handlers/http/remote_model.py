@@ -203,6 +203,9 @@ class RemoteModel:
         """Return the server's predictions for these examples. Blocks until its response or the deadline."""
         response = self.send(self._protocol.request(prepared, arguments, self._facts))
         try:
+            usage = self._protocol.usage(response)
+            if usage is not None:
+                usage.note()
             predictions = self._protocol.read(response, len(prepared), self._facts)
         except EndpointError as error:
             raise self._breaker.refused(error) from error
