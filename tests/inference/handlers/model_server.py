@@ -42,6 +42,8 @@ class Said:
     headers: dict[str, str] = field(default_factory=dict)
     drip_s: float = 0.0
     """Seconds between the bytes."""
+    breaks_off: bool = False
+    """Whether the connection ends in the middle of the body."""
 
     @property
     def bytes(self) -> bytes:
@@ -90,6 +92,10 @@ class ModelServer:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(said.bytes)))
                 self.end_headers()
+                if said.breaks_off:
+                    self.wfile.write(said.bytes[: len(said.bytes) // 2])
+                    self.close_connection = True
+                    return
                 if not said.drip_s:
                     self.wfile.write(said.bytes)
                     return

@@ -26,7 +26,7 @@ from luminosity import HttpModelHandler, RunInference
 from luminosity.cli.main import main
 from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError, may_pass
 from luminosity.inference.handlers.http import HttpProtocol, Predictions, Request, Response
-from luminosity.inference.handlers.http.remote_model import AdaptiveLimit, Gate
+from luminosity.inference.handlers.http.gate import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters

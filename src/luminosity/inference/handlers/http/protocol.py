@@ -174,6 +174,8 @@ class HttpProtocol:
     """The most examples in a request, unless the user passes ``max_batch_size``."""
     output_type: pa.DataType | None = None
     """The Arrow type of one prediction, if it is known."""
+    counts_tokens: bool = False
+    """Whether the server computes tokens of texts, for which ``most_new_tokens`` and ``usage`` tell."""
 
     def __init__(self, model: str) -> None:
         if not model:
@@ -192,6 +194,21 @@ class HttpProtocol:
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raise if this protocol can't take these ``inference_args``."""
+
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int | None:
+        """Return the most tokens that the answer to one request may have; None if nothing bounds them."""
+        return None
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Raise ``InvalidArgument`` unless the same request may get the answer that it got before.
+
+        Answers are kept as they were sent if requests have one example, and as float32 vectors otherwise. The default
+        raises.
+        """
+        raise InvalidArgument(
+            f"found cache= for {type(self).__name__}, whose answers can't be kept",
+            fix="use HttpModelHandler.chat or HttpModelHandler.embeddings, or leave cache= out",
+        )
 
     def load_facts(self, send: Send) -> Any:
         """Ask the server what ``request`` and ``read`` need to know; they get the return value as ``facts``.

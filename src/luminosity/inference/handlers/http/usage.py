@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
+from luminosity._shared.toml_tables import read_toml
 from luminosity.core import InferenceMetrics
+from luminosity.errors import InvalidArgument
 from luminosity.inference.handler import note
 
 __all__ = ["Prices", "Usage"]
@@ -68,6 +71,33 @@ class Prices:
     new: float
     cached: float | None = None
     """Of prompt tokens that the server had in its cache; None if they cost as much as others."""
+    currency: str = ""
+    """For messages."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "new", "cached"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"found the price {name}={value!r} of a million tokens, expected 0 or more")
+
+    @classmethod
+    def of(cls, given: Any, model: str) -> Prices | None:
+        """Return the prices of a model: of a TOML file, or the numbers for prompts and new tokens.
+
+        >>> Prices.of((2.5, 10), "small")
+        Prices(prompt=2.5, new=10, cached=None, currency='')
+        """
+        if given is None or isinstance(given, Prices):
+            return given
+        if isinstance(given, str | os.PathLike):
+            return _read_prices(os.fspath(cast("str", given)), model)
+        numbers = cast("tuple[Any, ...]", tuple(given)) if isinstance(given, list | tuple) else ()
+        if len(numbers) not in (2, 3) or not all(isinstance(each, int | float) for each in numbers):
+            raise InvalidArgument(
+                f"found prices={given!r}, expected two numbers, what a million tokens of prompts and a million new "
+                "tokens cost, or the path of a TOML file"
+            )
+        return cls(*numbers)
 
     def nanos(self, usage: Usage) -> int:
         """Return the cost of some tokens in billionths of the currency, rounded up."""
@@ -75,3 +105,28 @@ class Prices:
         cost = (usage.prompt_tokens - cached) * self.prompt + usage.new_tokens * self.new
         cost += cached * (self.prompt if self.cached is None else self.cached)
         return math.ceil(cost * 1000)  # a price for a million tokens is that of one in millionths
+
+
+def _read_prices(path: str, model: str) -> Prices:
+    """Return the prices of a model in a file with a table ``[[model]]`` for each."""
+
+    def error(message: str, fix: str | None) -> InvalidArgument:
+        return InvalidArgument(message, fix=fix)
+
+    whole = read_toml(path, error)
+    currency = whole.text("currency", "") or ""
+    found: dict[str, Prices] = {}
+    for table in whole.tables("model"):
+        name = table.text("name")
+        prices = {each: table.number(each, -1e-9, 1e9) for each in ("prompt", "new", "cached")}
+        table.finish("a table [[model]]")
+        if name is None or prices["prompt"] is None or prices["new"] is None:
+            raise table.error("name", "found a model without a name or a price, expected name, prompt and new")
+        found[name] = Prices(prices["prompt"], prices["new"], prices["cached"], currency)
+    whole.finish("a file of prices")
+    if model not in found:
+        raise InvalidArgument(
+            f"{path} has no prices of the model {model!r}, but of {', '.join(map(repr, found)) or 'none'}",
+            fix=f'add a table: [[model]] with name = "{model}", prompt and new, the prices of a million tokens',
+        )
+    return found[model]
