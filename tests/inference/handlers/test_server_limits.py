@@ -11,6 +11,8 @@ from typing import Any
 
 import apache_beam as beam
 import pytest
+from apache_beam.ml.inference.base import KeyedModelHandler
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that
 
 from luminosity import HttpModelHandler, RunInference
@@ -267,10 +269,19 @@ class TestMistakes:
         with pytest.raises(InvalidArgument, match="found requests_per_minute on a cluster"):
             handler.load_model()
 
-    def test_max_cost_of_a_run_needs_prices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_max_cost_of_a_run_needs_prices_before_the_run(self) -> None:
+        pipeline = beam.Pipeline(options=PipelineOptions(["--max_cost=2"]))
+        handler = KeyedModelHandler(HttpModelHandler.chat("http://localhost", "talker"))
+        with pytest.raises(InvalidArgument, match=r"found --max_cost=2, but no prices .* of http://localhost talker"):
+            _ = pipeline | beam.Create([(1, "a")]) | RunInference(handler)
+
+    def test_max_cost_of_a_run_needs_max_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(limits._run_budget, "max_cost", 1.0)
-        with pytest.raises(InvalidArgument, match="found --max_cost, but no prices"):
-            HttpModelHandler.chat("http://localhost", "talker").load_model()
+        with serving(answer) as server:
+            handler = HttpModelHandler.chat(server.url, "talker", prices=(1, 1))
+            with pytest.raises(InvalidArgument, match="found --max_cost without max_tokens"):
+                ask(handler, "hello")
+        assert not server.posts
 
 
 class TestPriceFiles:

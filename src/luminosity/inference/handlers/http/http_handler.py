@@ -22,7 +22,7 @@ from luminosity.inference.handlers.http.limits import RequestLimits
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel
-from luminosity.inference.handlers.http.usage import Prices
+from luminosity.inference.handlers.http.usage import GivenPrices, Prices
 
 __all__ = ["HttpModelHandler"]
 
@@ -42,7 +42,7 @@ class HttpOptions(HandlerOptions, total=False):
     tokens_per_minute: int | None
     max_total_tokens: int | None
     max_cost: float | None
-    prices: Any
+    prices: GivenPrices
     cache: str | os.PathLike[str] | None
     cache_limit: str | int
 
@@ -100,7 +100,7 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         tokens_per_minute: int | None = None,
         max_total_tokens: int | None = None,
         max_cost: float | None = None,
-        prices: Any = None,
+        prices: GivenPrices = None,
         cache: str | os.PathLike[str] | None = None,
         cache_limit: str | int = "10GB",
         **options: Unpack[HandlerOptions],
@@ -229,6 +229,11 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         if self._cache is not None:
             self._protocol.check_cache(arguments)
         self._limits.check_tokens(self._protocol.counts_tokens, self._protocol.most_new_tokens(arguments))
+
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise ``InvalidArgument`` if the server counts tokens, and their prices are not known."""
+        if self._protocol.counts_tokens:
+            self._limits.check_run_budget(max_cost, f"{self._connection.address.shown()} {self._protocol.model}")
 
     def load_model(self) -> RemoteModel:
         """Open a client for the server, and ask it about the model if the protocol needs that."""

@@ -48,9 +48,18 @@ class RequestLimits:
         """The names of all limits that are set."""
         return [*(["requests_per_minute"] if self.requests_per_minute else []), *self.of_tokens]
 
+    def check_run_budget(self, max_cost: float, account: str) -> None:
+        """Raise ``InvalidArgument`` if the cost of tokens is not known."""
+        if self.prices is None:
+            raise InvalidArgument(
+                f"found --max_cost={max_cost:g}, but no prices for the tokens of {account}",
+                fix="pass them to its handler: prices=(of_prompts, of_new), for a million tokens, or prices=FILE",
+            )
+
     def check_tokens(self, counts_tokens: bool, most_new: int | None) -> None:
         """Raise ``InvalidArgument`` if a limit of tokens is set, and nothing bounds a request's tokens."""
-        if not (names := self.of_tokens):
+        names = self.of_tokens or (["--max_cost"] if counts_tokens and _run_budget["max_cost"] is not None else [])
+        if not names:
             return
         if not counts_tokens:
             raise InvalidArgument(
@@ -67,7 +76,7 @@ class RequestLimits:
 class Limiter:
     """Lets a request go when the limits have room for all that it may take. Any number of threads may use it."""
 
-    def __init__(self, limits: RequestLimits, account: str) -> None:
+    def __init__(self, limits: RequestLimits, account: str, counts_tokens: bool) -> None:
         """``account``: the endpoint and the model, for which all handlers of a run are counted together."""
         self._limits = limits
         self._account = account
@@ -78,11 +87,8 @@ class Limiter:
                 f"found {names[0]} on a cluster, where each node would have the whole limit to itself",
                 fix="run on one machine, without --ray_address: waiting for a server takes few cores",
             )
-        if run_budget is not None and limits.prices is None:
-            raise InvalidArgument(
-                f"found --max_cost, but no prices for the tokens of {account}",
-                fix="pass them to its handler: prices=(of_prompts, of_new), for a million tokens, or prices=FILE",
-            )
+        if run_budget is not None and counts_tokens:
+            limits.check_run_budget(run_budget, account)
         self._most = Most(
             limits.requests_per_minute,
             limits.tokens_per_minute,

@@ -46,7 +46,7 @@ class RemoteModel:
         endpoint = f"{connection.address.shown()} {protocol.model}"
         self._gate = shared_gate(endpoint, connection.concurrency)
         self._limits = limits
-        self._limiter = Limiter(limits, endpoint)
+        self._limiter = Limiter(limits, endpoint, protocol.counts_tokens)
         self._breaker = CircuitBreaker(time.monotonic)
         self._random = random.Random()
         self._warn_after = 0.0

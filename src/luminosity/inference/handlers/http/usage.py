@@ -6,14 +6,17 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 from luminosity._shared.toml_tables import read_toml
 from luminosity.core import InferenceMetrics
 from luminosity.errors import InvalidArgument
 from luminosity.inference.handler import note
 
-__all__ = ["Prices", "Usage"]
+__all__ = ["GivenPrices", "Prices", "Usage"]
+
+GivenPrices: TypeAlias = "Prices | tuple[float, ...] | str | os.PathLike[str] | None"
+"""What a user gives as prices: numbers, or the path of a TOML file."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Prices:
                 raise InvalidArgument(f"found the price {name}={value!r} of a million tokens, expected 0 or more")
 
     @classmethod
-    def of(cls, given: Any, model: str) -> Prices | None:
+    def of(cls, given: GivenPrices, model: str) -> Prices | None:
         """Return the prices of a model: of a TOML file, or the numbers for prompts and new tokens.
 
         >>> Prices.of((2.5, 10), "small")
@@ -90,8 +93,9 @@ class Prices:
         if given is None or isinstance(given, Prices):
             return given
         if isinstance(given, str | os.PathLike):
-            return _read_prices(os.fspath(cast("str", given)), model)
-        numbers = cast("tuple[Any, ...]", tuple(given)) if isinstance(given, list | tuple) else ()
+            return _read_prices(os.fspath(given), model)
+        unchecked: Any = given
+        numbers = unchecked if isinstance(unchecked, tuple | list) else ()
         if len(numbers) not in (2, 3) or not all(isinstance(each, int | float) for each in numbers):
             raise InvalidArgument(
                 f"found prices={given!r}, expected two numbers, what a million tokens of prompts and a million new "
