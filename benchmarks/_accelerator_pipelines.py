@@ -1,4 +1,4 @@
-"""Pipelines with models on one accelerator: embedders, several models, too little memory, a classifier, images.
+"""Pipelines with models of texts on one accelerator: embedders, several models, too little memory, a classifier.
 
 A section runs its pipelines first. What they are compared with runs afterwards, in the section's own process, because
 this process must not hold the device, nor have imported torch, while a pipeline starts.
@@ -7,21 +7,20 @@ this process must not hold the device, nor have imported torch, while a pipeline
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
-from _accelerator_models import CLASSES, EDGE, Texts, be_quiet, has_cuda, is_small, path_of
+from _accelerator_models import Texts, be_quiet, has_cuda, is_small, path_of
 from _accelerator_run import Run
 from _accelerator_run import run as run_pipeline
 from _lengths import LONGEST
 from _measure import Figure, print_figures
 
-from luminosity import ImageClassifier, SentenceEmbedder, TextClassifier
+from luminosity import SentenceEmbedder, TextClassifier
 from luminosity.core import InferenceMetrics
 
-__all__ = ["classifier", "images", "out_of_memory", "pipeline", "three_models"]
+__all__ = ["best_rate", "classifier", "dtype_here", "out_of_memory", "pipeline", "three_models"]
 
 _ROWS_PER_SHARD = 4096
 _ROWS = {"32 tokens": 3_000_000, "128 tokens": 1_200_000, "skewed": 2_500_000}
@@ -31,7 +30,8 @@ _BATCH_SIZES = (8,) if is_small() else (256, 1024)
 _SECONDS = 0.2 if is_small() else 1.0  # to repeat the other side
 
 
-def _dtype() -> str | None:
+def dtype_here() -> str | None:
+    """Return the dtype of all models: half precision on a CUDA device, that of the files elsewhere."""
     return "bfloat16" if has_cuda() else None
 
 
@@ -50,7 +50,7 @@ def _run_texts(handlers: Mapping[str, Any], workload: str, rows: int) -> Run:
     return run_pipeline(handlers, _texts_of(workload), _SMALL_ROWS if is_small() else rows, per_shard)
 
 
-def _rate(rows: int, call: Callable[[], Any]) -> float:
+def best_rate(rows: int, call: Callable[[], Any]) -> float:
     """Return the rows per second of the best call, after a first that does not count."""
     call()
     passes: list[float] = []
@@ -86,7 +86,7 @@ def pipeline() -> None:
 
 
 def _small() -> Any:
-    return SentenceEmbedder(path_of("small"), dtype=_dtype())
+    return SentenceEmbedder(path_of("small"), dtype=dtype_here())
 
 
 def _best_of_others(workload: str) -> tuple[str, float]:
@@ -96,7 +96,7 @@ def _best_of_others(workload: str) -> tuple[str, float]:
         encode, name = _with_sentence_transformers(), "sentence-transformers"
     except ImportError:
         encode, name = _with_transformers("AutoModel", _mean), "transformers, sorted"
-    return name, max(_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
+    return name, max(best_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
 
 
 @cache
@@ -145,8 +145,8 @@ def three_models() -> None:
     """Print the time of three models over the same texts in one run, beside the times of each alone."""
     handlers: dict[str, Callable[[], Any]] = {
         "small embedder": _small,
-        "large embedder": lambda: SentenceEmbedder(path_of("large"), dtype=_dtype()),
-        "classifier": lambda: TextClassifier(path_of("classifier"), dtype=_dtype()),
+        "large embedder": lambda: SentenceEmbedder(path_of("large"), dtype=dtype_here()),
+        "classifier": lambda: TextClassifier(path_of("classifier"), dtype=dtype_here()),
     }
     rows = 200_000
     alone = {name: _run_texts({name: make()}, "skewed", rows) for name, make in handlers.items()}
@@ -199,7 +199,7 @@ class CrampedEmbedder(SentenceEmbedder):
 def out_of_memory() -> None:
     """Print how often batches did not fit into memory in a run in which all rows were answered."""
     rows = 400_000
-    run = _run_texts({"Embed": CrampedEmbedder(path_of("small"), dtype=_dtype())}, "skewed", rows)
+    run = _run_texts({"Embed": CrampedEmbedder(path_of("small"), dtype=dtype_here())}, "skewed", rows)
     count = run.counter(InferenceMetrics.OUT_OF_MEMORY)
     print_figures(
         [
@@ -212,10 +212,10 @@ def out_of_memory() -> None:
 
 def classifier() -> None:
     """Print rows per second of a classifier of texts, beside a loop with transformers."""
-    run = _run_texts({"Classify": TextClassifier(path_of("classifier"), dtype=_dtype())}, "skewed", 300_000)
+    run = _run_texts({"Classify": TextClassifier(path_of("classifier"), dtype=dtype_here())}, "skewed", 300_000)
     encode = _with_transformers("AutoModelForSequenceClassification", _probabilities, "classifier")
     texts = _texts().make("skewed", _ALONE_ROWS)
-    other = max(_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
+    other = max(best_rate(len(texts), partial(encode, texts, size)) for size in _BATCH_SIZES)
     _print_beside(run, other, "a loop with transformers, sorted")
 
 
@@ -232,37 +232,3 @@ def _print_beside(run: Run, other: float, name: str) -> None:
             Figure(f"times {name}", run.rate / other, at_least=1, note=f"which does {other:,.0f} rows/s"),
         ]
     )
-
-
-def images() -> None:
-    """Print images per second of a vision transformer, beside a plain loop with torch."""
-    handler = ImageClassifier(path_of("images"), dtype=_dtype(), top_k=CLASSES)
-    run = run_pipeline({"Classify": handler}, _arrays, 16 if is_small() else 24_576, 4 if is_small() else 256)
-    _print_beside(run, _plain_images(), "a loop with torch over arrays in memory")
-
-
-def _arrays(rows: int, seed: int) -> list[Any]:
-    """Return images that differ, quickly made."""
-    whole = np.random.default_rng(seed).integers(0, 256, (EDGE + rows, EDGE, 3), np.uint8)
-    return [np.ascontiguousarray(whole[row : row + EDGE]) for row in range(rows)]
-
-
-def _plain_images() -> float:
-    import torch
-    from transformers import AutoModelForImageClassification
-
-    be_quiet()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = AutoModelForImageClassification.from_pretrained(path_of("images"), dtype=dtype).to(device).eval()
-    size = 4 if is_small() else 256
-    arrays = _arrays(size if is_small() else 8 * size, 0)
-
-    def compute() -> Iterator[Any]:
-        with torch.inference_mode():
-            for start in range(0, len(arrays), size):
-                pixels = torch.from_numpy(np.stack(arrays[start : start + size])).to(device)
-                pixels = ((pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).to(dtype)
-                yield model(pixel_values=pixels).logits.float().softmax(-1).cpu()
-
-    return _rate(len(arrays), lambda: list(compute()))

@@ -28,7 +28,7 @@ _SECTIONS = {
     "three_models": ("_accelerator_pipelines", 110),
     "out_of_memory": ("_accelerator_pipelines", 60),
     "classifier": ("_accelerator_pipelines", 60),
-    "images": ("_accelerator_pipelines", 60),
+    "images": ("_accelerator_images", 110),
     "drift": ("_accelerator_drift", 120),
 }
 """The module with each section's function, and the seconds after which the section counts as failed."""

@@ -194,10 +194,10 @@ class InferenceMetrics:
 
 
 _WAYS = {
-    InferenceMetrics.BY_KERNELS: "packed, own kernels",
-    InferenceMetrics.BY_TORCH: "packed, torch's attention",
-    InferenceMetrics.PADDED_INSIDE: "packed, padded in attention",
-    InferenceMetrics.BY_TRANSFORMERS: "padded, by transformers",
+    InferenceMetrics.BY_KERNELS: "without padding (Luminosity's kernels)",
+    InferenceMetrics.BY_TORCH: "without padding (torch's attention)",
+    InferenceMetrics.PADDED_INSIDE: "padded in attention only",
+    InferenceMetrics.BY_TRANSFORMERS: "padded (transformers)",
     InferenceMetrics.INT8: "in 8 bits, by ONNX Runtime",
 }
 
@@ -206,7 +206,7 @@ def computed_by(counters: Mapping[str, int]) -> str:
     """Return how a model of texts ran, by the counters of a step; empty for other models.
 
     >>> computed_by({"packed_rows": 8, "kernel_rows": 8})
-    'packed, own kernels'
+    "without padding (Luminosity's kernels)"
     """
     return " and ".join(words for name, words in _WAYS.items() if counters.get(name))
 

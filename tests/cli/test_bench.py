@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -322,15 +323,16 @@ def test_the_report_of_ways_fits_a_narrow_terminal_and_says_how_models_ran(tmp_p
 
     ways = ("packed", "padded", "compiled")
     tuning = Tuning(SentenceEmbedder("model"), ["text"], 5, Choices())
-    tuning.survey = Survey(50_000.0, ("cuda",), ways)
+    tuning.survey = Survey(50_000.0, ("cuda", "cpu"), ways)
     tuning.reference = Candidate("cuda", "float32", way="packed")
-    tuning.search = Search(Space(("cuda",), ("float32", "bfloat16"), ways=ways))
+    tuning.search = Search(Space(("cuda", "cpu"), ("float32", "bfloat16"), cores=2, ways=ways))
     vectors = {"float32": np.array([1.0, 0.0]), "bfloat16": np.array([1.0, 0.01])}
 
     def measure(candidate: Candidate) -> Trial:
         if candidate.way == "compiled":
             return Trial(candidate, None, "RuntimeError: no compiler here")
-        how = "packed, own kernels" if candidate.way == "packed" else "padded, by transformers"
+        is_packed = candidate.way == "packed"
+        how = "without padding (Luminosity's kernels)" if is_packed else "padded (transformers)"
         rate = (300_000.0 if candidate.way == "padded" else 200_000.0) / (1 + (candidate.max_batch_size is not None))
         measured = replace(
             _measured(rate, 70_000, 12_300_000_000), budget=1_048_576.0, first_seconds=12.34, computed_by=how
@@ -344,9 +346,11 @@ def test_the_report_of_ways_fits_a_narrow_terminal_and_says_how_models_ran(tmp_p
     report = (tmp_path / "report.txt").read_text(encoding="utf-8")
     assert "…" not in report
     assert "workers" not in report.splitlines()[2]
+    assert re.search(r"cpu +float32 +1 x 2 ", report)
+    assert "way, on the CPU: workers x threads of each" in report
     assert "12.3 s 0.99995" in report
     assert "✗ cuda, float32, compiled: RuntimeError: no compiler here" in report
-    assert "packed, own kernels; padded, by transformers" in report
+    assert "without padding (Luminosity's kernels); padded (transformers)" in report
     assert report.splitlines()[-2:] == [
         "handler = SentenceEmbedder('model', device='cuda', dtype='float32')",
         "handler.packs_rows = False",
@@ -368,7 +372,7 @@ def test_each_way_is_measured_and_named(way: str, tmp_path: Path) -> None:
     under_test.warm_up(0.1)
     measured = under_test.measure(0.1)
 
-    expected = {"packed": "packed, padded in attention", "padded": "padded, by transformers"}
+    expected = {"packed": "padded in attention only", "padded": "padded (transformers)"}
     assert measured.computed_by == expected[way]
     assert measured.first_seconds > 0
     assert under_test.predictions

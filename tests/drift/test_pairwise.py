@@ -11,6 +11,7 @@ from scipy.spatial.distance import cdist
 
 from luminosity.drift import distance_blocks, pairwise_distances
 from luminosity.drift.distances import Metric
+from luminosity.drift.rows import Precision
 from luminosity.errors import DriftError
 
 _THEIRS = {"manhattan": "cityblock"}
@@ -76,3 +77,19 @@ def test_invalid_arguments_are_errors() -> None:
         pairwise_distances(x * np.nan)
     with pytest.raises(DriftError, match="no rows"):
         pairwise_distances(x, x[:0])
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "manhattan", "cosine"])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_distances_left_on_the_device_are_the_same(metric: Metric, precision: Precision) -> None:
+    import jax
+
+    rows = np.random.default_rng(0).normal(size=(1300, 5))
+    for other in (None, rows[:700]):
+        found = pairwise_distances(rows, other, metric, precision=precision, on_device=True)
+        assert isinstance(found, jax.Array)
+        expected = pairwise_distances(rows, other, metric, precision=precision)
+        assert found.dtype == expected.dtype
+        assert np.array_equal(np.asarray(found), expected)
+    with pytest.raises(DriftError, match="out with on_device=True"):
+        pairwise_distances(rows, out=np.empty((1300, 1300), np.float32), on_device=True)

@@ -1,4 +1,4 @@
-"""Files that processes and users share: locks, files that are replaced whole, digests, and who can write to a folder.
+"""Files that processes and users share: locks, whole replacement, digests, eviction, and who can write to a folder.
 
 The locks of open files and folders hold between the processes and threads of one machine. The kernel releases a lock
 when its holder dies. Digests are SHA-256, in hexadecimal digits.
@@ -16,9 +16,10 @@ import pwd
 import random
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 
 __all__ = [
+    "evict_until",
     "file_digest",
     "is_own_file",
     "locked",
@@ -170,3 +171,22 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+def evict_until(
+    is_enough: Callable[[int], bool], entries: Iterable[tuple[float, int, str]], evict: Callable[[str], bool]
+) -> int:
+    """Evict the least recently used entries of a cache until these freed bytes are enough; return the freed bytes.
+
+    An entry is its last use, its bytes and its name. ``evict`` returns whether it removed the entry.
+
+    >>> evict_until(lambda freed: freed >= 5, [(3.0, 9, "new"), (1.0, 4, "old"), (2.0, 2, "used"), (2.5, 3, "b")],
+    ...     lambda name: name != "used")
+    7
+    """
+    freed = 0
+    for _, size, name in sorted(entries):
+        if is_enough(freed):
+            break
+        freed += size if evict(name) else 0
+    return freed

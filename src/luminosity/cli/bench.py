@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # rich takes a while to import: not for --help
     from rich.console import Console
     from rich.table import Table
 
-    from luminosity.inference.tuning.search import Trial
+    from luminosity.inference.tuning.search import Candidate, Trial
     from luminosity.inference.tuning.tune import Tuning
 
 __all__ = ["add_to", "as_data", "bench", "print_report"]
@@ -248,7 +248,7 @@ def _cells(trial: Trial, has_ways: bool, has_vectors: bool) -> dict[str, str]:
     return {
         "device": candidate.device or "-",
         "dtype": candidate.dtype or "-",
-        **({"way": candidate.way or "-"} if has_ways else workers),
+        **({"way": candidate.way or _cores(candidate)} if has_ways else workers),
         "rows/s": f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}",
         "pad" if has_ways else "padding": f"{measured.padding:.0%}",
         "budget": f"{measured.budget:,.0f}",
@@ -257,6 +257,11 @@ def _cells(trial: Trial, has_ways: bool, has_vectors: bool) -> dict[str, str]:
         **start,
         **({"cosine": _cosine(trial)} if has_ways and has_vectors else {"differs": _differs(trial)}),
     }
+
+
+def _cores(candidate: Candidate) -> str:
+    """Return the workers and their threads, where a GPU's ways leave one column for them."""
+    return "-" if candidate.threads is None else f"{candidate.workers} x {candidate.threads}"
 
 
 def _cosine(trial: Trial) -> str:
@@ -281,6 +286,8 @@ def _notes(tuning: Tuning) -> list[str]:
         return ["No candidate could be measured."]
     compared = [trial.differs for trial in search.trials if trial.differs is not None]
     if _has_ways(search.trials):
+        if any(trial.candidate.threads is not None for trial in search.trials):
+            notes.append("way, on the CPU: workers x threads of each")
         ran = dict.fromkeys(trial.measured.computed_by for trial in search.trials if trial.measured is not None)
         notes.append("start: from the load to the first predictions; imports are done before")
         notes.append(f"The models ran {'; '.join(filter(None, ran))}.")

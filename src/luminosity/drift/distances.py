@@ -76,7 +76,7 @@ def euclidean_pairs(sample: Any) -> Any:
     sums = norms[:, None] + norms[None, :]
     squared = sums - 2 * sample @ sample.T
     squared[squared < 1e-12 * sums] = 0  # Rounding makes equal rows differ.
-    return np.sqrt(squared[_pairs(sample)])
+    return np.sqrt(squared[_each_once(sample)])
 
 
 def manhattan_pairs(sample: Any) -> Any:
@@ -85,11 +85,12 @@ def manhattan_pairs(sample: Any) -> Any:
     total = np.zeros((len(sample), len(sample)))
     for column in sample.T:
         total += np.abs(column[:, None] - column[None, :])
-    return total[_pairs(sample)]
+    return total[_each_once(sample)]
 
 
-def _pairs(sample: Any) -> Any:
-    return np.triu_indices(len(sample), 1)
+def _each_once(sample: Any) -> Any:
+    """Return a mask of a symmetric matrix that has each pair of rows once."""
+    return np.tri(len(sample), k=-1, dtype=bool)
 
 
 def median_of(distances: Any) -> float:
@@ -130,18 +131,33 @@ _EQUAL = 1e-14  # of the squared norms: below it, double precision has no digits
 
 
 def pairwise_distances(
-    x: Any, y: Any = None, metric: Metric = "euclidean", *, precision: Precision = "float32", out: Any = None
+    x: Any,
+    y: Any = None,
+    metric: Metric = "euclidean",
+    *,
+    precision: Precision = "float32",
+    out: Any = None,
+    on_device: bool = False,
 ) -> Any:
     """Return the distance of each row of ``x`` to each row of ``y``; without ``y``, to each row of ``x``.
 
     Distances of near rows are computed again in double precision, and those of equal rows are zero. The result takes
     4 bytes per pair. If that is too much, use ``distance_blocks``, or pass a ``numpy.memmap`` as ``out``.
 
+    ``on_device`` leaves the result in the accelerator's memory, as an array of JAX: to copy it to the host takes much
+    longer than to compute it. Reduce it there with ``jax.numpy``, then copy only what you need.
+
     >>> pairwise_distances([[0.0, 0.0], [3.0, 4.0]])
     array([[0., 5.],
            [5., 0.]], dtype=float32)
+    >>> float(pairwise_distances([[0.0, 0.0], [3.0, 4.0]], on_device=True).max())
+    5.0
     """
     distances = _Distances(x, y, metric, precision)
+    if on_device:
+        if out is not None:
+            raise DriftError("found out with on_device=True, expected one of them")
+        return distances.all_on_device()
     if out is None:
         out = np.empty(distances.shape, dtype=precision)
     elif out.shape != distances.shape or out.dtype != np.dtype(precision):
@@ -213,19 +229,36 @@ class _Distances:
         return [slice(start, min(start + self._tile, count)) for start in range(0, count, self._tile)]
 
     def fill(self, rows: slice, others: slice, out: Any) -> None:
-        """Write the distances of one tile into ``out``.
+        """Write the distances of one tile into ``out``."""
+        out[:] = np.asarray(self._computed(rows, others))[: out.shape[0], : out.shape[1]]
+
+    def all_on_device(self) -> Any:
+        """Return all distances as an array in the device's memory."""
+        tiles: dict[tuple[int, int], Any] = {}
+        rows, columns = self.parts(0), self.parts(1)
+        for first, some in enumerate(rows):
+            for second, others in enumerate(columns):
+                is_known = self.symmetric and second < first
+                tiles[first, second] = tiles[second, first].T if is_known else self._computed(some, others)
+        with double_precision(self._precision):
+            return _joined()(
+                [[tiles[first, at] for at in range(len(columns))] for first in range(len(rows))], self.shape
+            )
+
+    def _computed(self, rows: slice, others: slice) -> Any:
+        """Return the distances of one tile on the device.
 
         The distance of near rows is a small difference of large numbers: a tile with near rows is computed again in
         double precision.
         """
         x, y = self._x[rows.start // self._tile], self._y[others.start // self._tile]
         with double_precision(self._precision):
-            found, near = _compiled()(self._metric, _NEAR[self._precision], 0.0, x, y)
+            found, near = _compiled()(self._metric, _NEAR[self._precision], 0.0, self._precision, x, y)
             near = bool(near)
         if near:
             with double_precision("float64"):
-                found, _ = _compiled()(self._metric, 0.0, _EQUAL, x.astype(np.float64), y.astype(np.float64))
-        out[:] = np.asarray(found)[: out.shape[0], : out.shape[1]]
+                found, _ = _compiled()(self._metric, 0.0, _EQUAL, self._precision, x, y)
+        return found
 
     def _filled(self, rows: Rows) -> list[Any]:
         """Return the rows in whole tiles, filled up with zeros, so that all tiles share compiled code."""
@@ -241,8 +274,12 @@ def _compiled() -> Any:
     import jax
     import jax.numpy as jnp
 
-    def distances(metric: Metric, near: float, equal: float, x: Any, y: Any) -> tuple[Any, Any]:
-        """Return distances, and whether any is below ``near``. Distances below ``equal`` become zero."""
+    def distances(metric: Metric, near: float, equal: float, precision: Precision, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return distances, and whether any is below ``near``. Distances below ``equal`` become zero.
+
+        With ``equal``, they are computed in double precision, and rounded on the device: less is copied then.
+        """
+        x, y = (rows.astype(np.float64) if equal else rows for rows in (x, y))
         if metric == "manhattan":
             return manhattan(x, y), False
         half = -minus_half_squared(x, y)
@@ -253,9 +290,20 @@ def _compiled() -> Any:
             values = half
         else:
             values = jnp.sqrt(2 * jnp.maximum(half, 0)) if metric == "euclidean" else 2 * half
-        return values, jnp.min(half) <= near * (jnp.max(x_norms) + jnp.max(y_norms))
+        return values.astype(precision), jnp.min(half) <= near * (jnp.max(x_norms) + jnp.max(y_norms))
 
-    return jax.jit(distances, static_argnums=(0, 1, 2))
+    return jax.jit(distances, static_argnums=(0, 1, 2, 3))
+
+
+@cache
+def _joined() -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    def joined(tiles: Any, shape: tuple[int, int]) -> Any:
+        return jnp.block(tiles)[: shape[0], : shape[1]]
+
+    return jax.jit(joined, static_argnums=1)
 
 
 def _tile_rows(rows: int) -> int:

@@ -93,7 +93,7 @@ class InferenceView:
     )
     # Where the model computes: on an accelerator's worker, any other worker, or a server; empty in older records.
     runs_on: Literal["device", "server", "worker", ""] = ""
-    computed_by: str = ""  # how a model of texts ran, such as "packed, own kernels"; empty for others
+    computed_by: str = ""  # how a model of texts ran, such as "padded in attention only"; empty for others
     cut_texts: int = counter(
         0, "Texts that end because the model may not write more tokens", "model_cut_texts", exports_zero=False
     )

@@ -46,6 +46,7 @@ def staff(tmp_path: Path) -> Staff:
         server=SimpleNamespace(connect=lambda *_: None),
         launcher=SimpleNamespace(start=lambda *_: None),
         folders=folders,
+        pools=[],
         prints={},
         config=SimpleNamespace(worker_options={}),
     )
@@ -189,6 +190,32 @@ def _workers(build: Callable[[beam.Pipeline], Any]) -> int:
 @pytest.mark.parametrize("step", [RunInference(_SlowToLoad()), beam.ParDo(_SlowToSetUp())], ids=["model", "set-up"])
 def test_two_rows_start_one_worker(step: beam.PTransform[Any, Any]) -> None:
     assert _workers(lambda p: p | beam.Create(["one", "three"]) | step) == 1
+
+
+def _niceness(_: Any) -> int:
+    return os.nice(0)
+
+
+@pytest.mark.parametrize(("accelerators", "expected"), [(1, {"cpu": 10, "device": 0}), (0, {"cpu": 0, "device": 0})])
+def test_cpu_workers_give_way_to_workers_with_devices(
+    accelerators: int, expected: dict[str, int], tmp_path: Path
+) -> None:
+    """The threads that feed a device need a core at once; without a device, all steps run on the same workers."""
+
+    def note(niceness: int, name: str) -> None:
+        (tmp_path / name).write_text(str(niceness))
+
+    flags = ["--progress=off", "--run_dir=off", "--cpu_workers=1", f"--accelerators={accelerators}"]
+    flags += [] if accelerators else ["--missing_resources=warn"]
+    pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(flags))
+    rows = pipeline | beam.Create([1]) | beam.Reshuffle()
+    on_cpu = beam.Map(lambda row: note(_niceness(row), "cpu"))
+    _ = rows | "On CPU" >> on_cpu
+    on_device = beam.Map(lambda row: note(_niceness(row), "device"))
+    _ = rows | "On device" >> on_device.with_resource_hints(accelerator="type:any;count:1")
+    finished(pipeline.run())
+    found = {name: int((tmp_path / name).read_text()) - os.nice(0) for name in expected}
+    assert found == expected
 
 
 _SCRIPT = """

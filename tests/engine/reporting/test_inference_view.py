@@ -115,7 +115,7 @@ def test_the_counters_of_a_run_are_in_its_events_and_pictures(
     assert view.worker_seconds > 0
     assert (view.loads, view.load_seconds, view.model_bytes) == (20, 10.0, 4096)
     assert (view.runs_on, view.requests) == ("worker", 0)
-    assert view.computed_by == "packed, own kernels and padded, by transformers"
+    assert view.computed_by == "without padding (Luminosity's kernels) and padded (transformers)"
     assert step_lines.sentence(view).endswith(view.computed_by)
     assert view.batch_p50_ms is not None
     assert 80 < view.batch_p50_ms < 100

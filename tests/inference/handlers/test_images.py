@@ -362,3 +362,35 @@ def test_images_are_decoded_by_cpu_workers_and_the_device_gets_bytes(folder: Pat
 def test_models_with_one_recipe_decode_once(folder: Path) -> None:
     first, second = ImageClassifier(saved("ViT", folder)), ImageEmbedder(saved("ViT", folder))
     assert first.prepare_key() == second.prepare_key() != ImageEmbedder(saved("CLIP", folder)).prepare_key()
+
+
+def test_arrays_of_the_right_size_are_not_prepared_but_sent_as_they_are() -> None:
+    images = [np.full((8, 6, 3), value, np.uint8) for value in (1, 200)]
+    recipe = ImageRecipe(size=(8, 6), mean=(0.5,) * 3, std=(0.25, 0.5, 1.0))
+    handler = ImageEmbedder(model_class=Brightness(), recipe=recipe, device="CPU")
+
+    assert handler.prepare(images) is images
+    assert handler.sums_costs
+    assert handler.prepare([images[0], np.full((9, 6, 3), 1, np.uint8)]) is not images
+    expected = [[(value / 255 - 0.5) / std for std in recipe.std] for value in (1, 200)]
+    assert np.stack(predictions(handler, images)) == pytest.approx(np.array(expected), abs=1e-5)
+    assert [int(image.min()) for image in images] == [1, 200]  # the user's own arrays are unchanged
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "is_kept"),
+    [
+        (ImageRecipe(), (5, 7, 3), True),
+        (ImageRecipe(size=5), (5, 7, 3), True),
+        (ImageRecipe(size=(5, 7)), (7, 5, 3), False),
+        (ImageRecipe(size=5, crop=(5, 5)), (5, 7, 3), False),
+        (ImageRecipe(size=5, crop=(5, 5)), (5, 5, 3), True),
+        (ImageRecipe(), (5, 7), False),
+        (ImageRecipe(), (5, 7, 4), False),
+    ],
+)
+def test_what_a_recipe_keeps_is_what_it_would_make(recipe: ImageRecipe, shape: tuple[int, ...], is_kept: bool) -> None:
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    assert recipe.keeps(image) == is_kept
+    assert np.array_equal(recipe.pixels(decode(image)), image) == is_kept
+    assert not recipe.keeps(image.astype(np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -122,8 +123,10 @@ class Pair:
     def bins(self, planned: BinCounts, seed: int) -> Any:
         """Return the bin of each row."""
         if self.hashes is None:
-            reference = balanced_bins(len(self.reference), planned.reference, seed, 0)
-            current = balanced_bins(len(self.current), planned.current, seed, 1)
+            with ThreadPoolExecutor(2) as threads:  # NumPy releases the GIL while it permutes rows
+                first = threads.submit(balanced_bins, len(self.reference), planned.reference, seed, 0)
+                current = balanced_bins(len(self.current), planned.current, seed, 1)
+                reference = first.result()
         else:
             reference = hashed_bins(self.hashes[0], planned.reference)
             current = hashed_bins(self.hashes[1], planned.current)

@@ -8,6 +8,7 @@ Imported by worker processes, so it stays small.
 from __future__ import annotations
 
 import marshal
+import mmap
 import struct
 import zlib
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ __all__ = [
     "ObjectSpan",
     "StateKeys",
     "key_hash",
+    "mapped",
     "object_key",
     "pack_bytes",
     "pack_object",
@@ -136,6 +138,15 @@ def read_span(span: FileSpan) -> bytes:
                 raise EOFError(f"{span.path} ends {span.size - len(data)} bytes before byte {span.start + span.size}")
             data += more
     return data
+
+
+def mapped(span: FileSpan) -> memoryview:
+    """Return the bytes of a span that is not packed where the file has them. Nothing is read before it is used."""
+    with open(span.path, "rb", buffering=0) as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if len(whole) < span.start + span.size:
+        raise EOFError(f"{span.path} ends at byte {len(whole)}, before byte {span.start + span.size}")
+    return memoryview(whole)[span.start : span.start + span.size]
 
 
 def shard_index(key: bytes, shards: int) -> int:

@@ -28,6 +28,8 @@ _SHORT_S = 0.1  # work that takes less is done before one more worker has starte
 _NOT_SHORT_S = 0.25  # after this long, work that seemed to be short is not
 _BORROW_S = 0.25  # and one on another pool's idle core after this long: that pool may need it itself by then
 _CONNECT_TIMEOUT_S = 60.0  # imports in a worker may be slow; a worker that takes longer hangs
+# The threads that feed a device need little time, but at once: the device stands still while they wait for a core.
+_GIVES_WAY = 10  # the niceness of CPU workers beside workers with devices
 _MOST_PATIENT_S = 0.5  # a stage of a stream that has waited for a worker for this long gets the next one
 
 
@@ -129,10 +131,14 @@ class Staff:
             private_folders=folders.all,
             load_ahead=pool.load_ahead,
             is_stream=pool.is_stream,
+            niceness=_GIVES_WAY if not pool.plan.device_groups and self._have_devices() else 0,
             prints=self._parts.prints,
             pipeline_options=self._parts.config.worker_options,
             lease=pool.lease_needs(worker.index),
         )
+
+    def _have_devices(self) -> bool:
+        return any(pool.plan.device_groups for pool in self._parts.pools)
 
     def kill_if_late(self, worker: Worker, now: float) -> None:
         """Kill a worker that has not connected in time. Its exit counts as a failed start."""

@@ -46,7 +46,8 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
-from luminosity.engine.workers.sdk.channel import BlockChannel, BlockOutput, BlockWriter, RepeatedTimer
+from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter, RepeatedTimer
+from luminosity.engine.workers.sdk.large_elements import BlockInput, BlockOutput
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import (
     AddingState,
@@ -148,6 +149,7 @@ def run(request: WorkerRequest, channel: type[BlockChannel] | None = None) -> No
     if threading.current_thread() is threading.main_thread():
         # Ctrl-C reaches the whole process group; the runner decides what to do with its workers.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.nice(request.niceness)
     write_stacks_on_signal()
     printed.print_to(request.prints)
     printed.prepare_streams()
@@ -304,6 +306,7 @@ def call_steps_quickly() -> None:
     """Replace what Beam's worker calls for each element by functions with the same results, in this process."""
     arguments.insert_values_in_args = _values_in_args
     bundle_processor.OutputTimer = RepeatedTimer
+    bundle_processor.DataInputOperation = BlockInput
     bundle_processor.DataOutputOperation = BlockOutput
     bundle_processor.CombiningValueRuntimeState = AddingState
     Timestamp.__init__ = _init_timestamp

@@ -31,6 +31,7 @@ class WorkerRequest:
     private_folders: list[str]  # of the run, for the fork server to remove if the runner is killed
     python: str = ""  # the interpreter of another environment; empty for that of the runner
     load_ahead: str = ""  # a file: see worker_files.py; empty if this worker loads no models ahead
+    niceness: int = 0  # what to add to the process's: CPU workers give way to workers with devices
     is_stream: bool = False  # whether it runs stages whose input may never end
     prints: dict[str, str] = field(default_factory=dict[str, str])  # standard stream → the socket to write to
     pipeline_options: dict[str, Any] = field(default_factory=dict[str, Any])

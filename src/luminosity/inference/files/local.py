@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity._shared.model_sizes import SENT_FOLDER_VARIABLE
-from luminosity._shared.shared_files import sync_file
+from luminosity._shared.shared_files import evict_until, sync_file
 from luminosity._shared.text import format_bytes
 from luminosity.errors import ModelUnavailable, OptionError
 from luminosity.inference.files import locks
@@ -257,12 +257,12 @@ class CacheFolder:
                     f"{format_bytes(limit)}",
                     fix=_MAKE_ROOM,
                 )
-            for key in sorted(present, key=self._last_use):
-                if held + source.size <= limit and source.size <= free:
-                    break
-                if self._evict(key):
-                    held -= _size(key)
-                    free += _size(key)
+            freed = evict_until(
+                lambda freed: held - freed + source.size <= limit and source.size <= free + freed,
+                [(self._last_use(key), _size(key), key) for key in present],
+                self._evict,
+            )
+            held, free = held - freed, free + freed
             if held + source.size > limit or source.size > free:
                 raise ModelUnavailable(
                     f"{source.address} has {format_bytes(source.size)}; the model cache {self.path} may hold "

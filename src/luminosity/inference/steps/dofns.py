@@ -16,9 +16,10 @@ from apache_beam.transforms.window import WindowedValue
 from luminosity.core import ELEMENT_AT_FAULT
 from luminosity.errors import ModelFailed
 from luminosity.inference.adapting.adapt import THE_MODEL, ModelSet
-from luminosity.inference.blocks import Indices, join, rows, size, take
+from luminosity.inference.blocks import Indices, join, part_of, rows, size, take
 from luminosity.inference.host.interface import Outcome
 from luminosity.inference.preparing import Preparer
+from luminosity.inference.steps.carried import Examples, as_list, joined, taken
 from luminosity.inference.steps.messages import (
     Failed,
     PreparedBlock,
@@ -209,7 +210,7 @@ class InferDoFn(beam.DoFn):
             yield _emitted(window, ResultBlock([], [], [], None, block.failed, block.model))
         if block.examples:
             for lane, part in self._router.route(block, metadata):
-                prepared = part.examples if part.prepared is None else part.prepared
+                prepared = as_list(part.examples) if part.prepared is None else part.prepared
                 self._sessions.submit(lane, prepared, part.costs, (window, part), part.weights)
                 lane.counters.prepared(part.seconds)
         for outcomes in self._sessions.ready():
@@ -236,29 +237,29 @@ class InferDoFn(beam.DoFn):
             yield _emitted(window, self._result_block(together, model, model_id))
 
     def _result_block(self, outcomes: list[Outcome], model: Any, model_id: str | None) -> ResultBlock:
-        examples: list[Any] = []
+        examples: list[Examples] = []
         timestamps: list[Any] = []
         values: list[Any] = []
         failed: list[Failed] = []
         for outcome in outcomes:
             block: PreparedBlock = outcome.tag[1]
-            taken, times = block.examples, block.timestamps
-            if not _are_all(outcome.places, len(taken)):
-                taken, times = take(taken, outcome.places), take(times, outcome.places)
+            found, times = block.examples, block.timestamps
+            if not _are_all(outcome.places, len(found)):
+                found, times = taken(found, outcome.places), part_of(times, outcome.places)
             if outcome.error is None:
-                examples += taken
+                examples.append(found)
                 timestamps += times
                 values.append(outcome.values)
             elif isinstance(outcome.error, self._settings.caught):
                 error = describe_failure(outcome.error)
-                failed += [Failed(example, time, error) for example, time in zip(taken, times, strict=True)]
+                failed += [Failed(example, time, error) for example, time in zip(found, times, strict=True)]
             elif isinstance(outcome.error, Exception):
                 if outcome.batch_count:
-                    setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(taken[0], outcome.batch_count))
+                    setattr(outcome.error, ELEMENT_AT_FAULT, at_fault(found[0], outcome.batch_count))
                 raise outcome.error
             else:  # Such as SystemExit, which must not end this thread.
                 raise ModelFailed(f"the model's code raised {outcome.error!r}") from outcome.error
-        return ResultBlock(examples, timestamps, join(values), model_id, tuple(failed), model)
+        return ResultBlock(joined(examples), timestamps, join(values), model_id, tuple(failed), model)
 
 
 def _are_all(places: Indices, count: int) -> bool:
@@ -285,7 +286,9 @@ class ResultsDoFn(beam.DoFn):
         """Emit the predictions and the dead letters of a block."""
         handler = self._models.handlers[block.model]
         windows, flatten = (window,), handler.should_skip_batching()
-        predicted = handler.batch_results(block.examples, rows(block.values), block.model_id, self._drop_example)
+        predicted = handler.batch_results(
+            as_list(block.examples), rows(block.values), block.model_id, self._drop_example
+        )
         # Most timestamps are the same object, and a windowed value is made much faster from another one.
         alike = {key: WindowedValue(None, each, windows) for key, each in by_identity(block.timestamps).items()}
         for timestamp, result in zip(block.timestamps, predicted, strict=True):

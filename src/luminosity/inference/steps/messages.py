@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import pickle
 import struct
 import time
 import traceback
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from luminosity.inference.handlers.http.limits import use_run_budget
 from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.steps.carried import Examples, as_list, carried
 from luminosity.inference.steps.versions import RegistryWatch, Watch
 from luminosity.inference.threads import limit_threads
 
@@ -101,7 +103,7 @@ class Failed:
 class PreparedBlock:
     """Examples of one window, ready for the model."""
 
-    examples: list[Any]
+    examples: Examples
     timestamps: list[Any]
     prepared: Block | None
     """None if preparing changes nothing: the examples themselves."""
@@ -115,14 +117,14 @@ class PreparedBlock:
 
     def luminosity_user_data(self) -> list[Any]:
         """Return the examples, for error messages."""
-        return self.examples
+        return as_list(self.examples)
 
 
 @dataclass(frozen=True)
 class ResultBlock:
     """Predictions of one model for examples of one window."""
 
-    examples: list[Any]
+    examples: Examples
     timestamps: list[Any]
     values: Block
     model_id: str | None
@@ -131,7 +133,7 @@ class ResultBlock:
 
     def luminosity_user_data(self) -> list[Any]:
         """Return the examples, for error messages."""
-        return self.examples
+        return as_list(self.examples)
 
 
 def at_fault(example: Any, count: int) -> str:
@@ -153,12 +155,22 @@ def describe_failure(error: BaseException) -> tuple[type[BaseException], str, li
 
 def earliest(timestamps: Sequence[Any]) -> Any:
     """Return the first timestamp. Most are the same object, and comparing them is slow, so compare each once."""
-    return min(by_identity(timestamps).values())
+    return timestamps[0] if _are_one(timestamps) else min(by_identity(timestamps).values())
+
+
+def _are_one(values: Sequence[Any]) -> bool:
+    """Return whether all values are the same object."""
+    return bool(values) and all(map(operator.is_, values, itertools.repeat(values[0])))
 
 
 def by_identity(timestamps: Sequence[Any]) -> dict[int, Any]:
     """Return the different objects among timestamps by their ids."""
     return dict(zip(map(id, timestamps), timestamps, strict=True))
+
+
+def _copied(buffer: memoryview) -> npt.NDArray[np.uint8]:
+    """Return a copy that can be written to. Other threads may run while numpy copies."""
+    return np.frombuffer(buffer, np.uint8).copy()
 
 
 class BlockCoder(coders.Coder):
@@ -187,18 +199,24 @@ class BlockCoder(coders.Coder):
                 buffers.append(raw)
             return raw.nbytes < _BUFFER_BYTES
 
+        if isinstance(value, PreparedBlock | ResultBlock):
+            times = value.timestamps[:1] if _are_one(value.timestamps) else value.timestamps
+            value = replace(value, examples=carried(value.examples), timestamps=times)
         pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=stays_inside)
         sizes = array("Q", [len(buffers), len(pickled), *map(len, buffers)])
         return [sizes.tobytes(), pickled, *buffers]
 
-    def decode(self, encoded: bytes) -> Any:
+    def decode(self, encoded: bytes | memoryview) -> Any:
         """Unpickle a block. Arrays can be written to if they could be before."""
         count, size = _SIZES.unpack_from(encoded)
         sizes = struct.unpack_from(f"={count}Q", encoded, _SIZES.size)
         view, start = memoryview(encoded), _SIZES.size + 8 * count
         ends = list(itertools.accumulate([size, *sizes], initial=start))
         pickled, *buffers = (view[begin:end] for begin, end in itertools.pairwise(ends))
-        return pickle.loads(pickled, buffers=map(bytearray, buffers))
+        block = pickle.loads(pickled, buffers=map(_copied, buffers))
+        if isinstance(block, PreparedBlock | ResultBlock) and len(block.timestamps) < len(block.examples):
+            return replace(block, timestamps=block.timestamps * len(block.examples))  # all are the same object
+        return block
 
     def estimate_size(self, value: Any) -> int:
         """Return the approximate bytes of a block."""

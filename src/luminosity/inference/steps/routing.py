@@ -22,6 +22,7 @@ from luminosity.inference.adapting.wrapping import NewVersion, RegisteredHandler
 from luminosity.inference.blocks import take
 from luminosity.inference.handler import Handler
 from luminosity.inference.host.interface import Ahead, BatchStats, Family, LaneSettings, LoadStats
+from luminosity.inference.steps.carried import taken
 from luminosity.inference.steps.messages import PreparedBlock, StepSettings
 from luminosity.inference.steps.placement import Host, PlacedLane, Placement
 from luminosity.inference.steps.versions import Version, Versions, version_of_all, versions_of_keys
@@ -213,7 +214,7 @@ class LaneRouter:
 def _part(block: PreparedBlock, places: Any) -> PreparedBlock:
     return replace(
         block,
-        examples=take(block.examples, places),
+        examples=taken(block.examples, places),
         timestamps=take(block.timestamps, places),
         prepared=None if block.prepared is None else take(block.prepared, places),
         costs=block.costs[places],

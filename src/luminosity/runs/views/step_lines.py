@@ -32,7 +32,7 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     >>> view = InferenceView("Embed/Infer", inferences=410, batches=10, useful_cost=940, padded_cost=1000,
     ...     budget_cost=1080, queue_wait_seconds=4.92, prepare_seconds=0.03, collate_seconds=0.004,
     ...     transfer_seconds=0.01, compute_seconds=0.96, return_seconds=0.02, device_busy_seconds=0.96,
-    ...     worker_seconds=1.1, out_of_memory=2, runs_on="device", computed_by="packed, own kernels")
+    ...     worker_seconds=1.1, out_of_memory=2, runs_on="device", computed_by="padded in attention only")
     >>> for part in parts(view):
     ...     print(part)
     padding 6%
@@ -41,7 +41,7 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     out of memory 2 times
     waits 12 ms
     batch 102 ms (prepare 3, collate 0.4, transfer 1, compute 96, return 2)
-    packed, own kernels
+    padded in attention only
     >>> for part in parts(InferenceView("Ask/Infer", inferences=90, batches=90, runs_on="server", requests=120,
     ...     retries=30, throttled=28, retry_wait_seconds=9.0, device_busy_seconds=0.46, worker_seconds=0.5)):
     ...     print(part)

@@ -10,7 +10,6 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -21,7 +20,6 @@ __all__ = ["BlockClient", "Kind", "receive", "send"]
 _HEADER = struct.Struct("<cIQ")  # kind, bytes of the text, bytes of the data
 _LONGEST_TEXT = 1 << 20
 _TRANSFER_TIMEOUT_S = 120.0  # for one message to go through: the other side may be busy, but not silent
-_CHECK_EVERY_S = 1.0  # how often a wait looks whether its bundle was given up
 
 
 class Kind(Enum):
@@ -79,12 +77,10 @@ class BlockClient:
         answer, _ = self._ask(Kind.PUT, {"ends": len(ends)}, ends, data)
         return int(answer["number"])
 
-    def get(
-        self, instruction_id: str, key: str, first: int, count: int, is_given_up: Callable[[], bool] | None
-    ) -> bytes:
+    def get(self, instruction_id: str, key: str, first: int, count: int) -> bytes:
         """Return ``count`` elements of a block from number ``first`` on. Raises :class:`BlockLost`."""
         request = {"instruction": instruction_id, "key": key, "first": first, "count": count}
-        _, data = self._ask(Kind.GET, request, is_given_up=is_given_up)
+        _, data = self._ask(Kind.GET, request)
         return bytes(data)
 
     def end(self, instruction_id: str) -> None:
@@ -94,15 +90,11 @@ class BlockClient:
         except OSError:
             self._drop()  # the agent has ended, and so will this worker
 
-    def _ask(
-        self, kind: Kind, text: dict[str, Any], *parts: bytes, is_given_up: Callable[[], bool] | None = None
-    ) -> tuple[dict[str, Any], bytearray]:
+    def _ask(self, kind: Kind, text: dict[str, Any], *parts: bytes) -> tuple[dict[str, Any], bytearray]:
         try:
             connection = self._connection()
             send(connection, kind, text, *parts)
-            while not select.select([connection], [], [], _CHECK_EVERY_S)[0]:
-                if is_given_up is not None and is_given_up():
-                    raise ConnectionError("the bundle was given up")
+            select.select([connection], [], [])  # at the latest, the end of the agent closes the connection
             answer, found, data = receive(connection)
         except OSError as error:
             self._drop()  # a late answer must not be taken for that of the next request

@@ -84,13 +84,13 @@ class ObjectChannel(_ClusterChannel):
                 self._reading.discard(instruction_id)
                 self.agent.end(instruction_id)
 
-    def read(self, instruction_id: str, message: bytes, is_given_up: Callable[[], bool] | None) -> bytes:
+    def read(self, instruction_id: str, message: bytes) -> bytes:
         """Return the encoded elements of a message of a bundle."""
         count, span = wire.unpack(message)
         if not isinstance(span, wire.ObjectSpan):
             return wire.read(message)
         self._reading.add(instruction_id)
-        return self.agent.get(instruction_id, span.key, span.first, count, is_given_up)
+        return self.agent.get(instruction_id, span.key, span.first, count)
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""

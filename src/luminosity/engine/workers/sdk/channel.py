@@ -6,11 +6,9 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeAlias
 
-from apache_beam.coders import coders
-from apache_beam.coders.coder_impl import create_OutputStream
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import bundle_processor, data_plane
 from apache_beam.transforms.timeutil import TimeDomain
@@ -20,11 +18,18 @@ from apache_beam.utils.windowed_value import PANE_INFO_UNKNOWN
 from luminosity.engine.data import wire
 from luminosity.engine.spill import files
 
-__all__ = ["BlockChannel", "BlockOutput", "BlockStream", "BlockWriter", "RepeatedTimer", "Room", "TimerStream"]
+__all__ = [
+    "BlockChannel",
+    "BlockStream",
+    "BlockWriter",
+    "RepeatedTimer",
+    "Room",
+    "TimerStream",
+]
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
-_LARGE_BYTES = 256 << 10  # an element that is a block of its own: a file costs less than to copy it three times
+LARGE_BYTES = 256 << 10  # an element that is a block of its own: a file costs less than to copy it three times
 _MOST_KNOWN = 10_000  # timers of a bundle that are known without encoding them: about 3 MB
 _PLAIN = frozenset([int, str, bytes])  # of these, equal keys have equal encodings; other types may hold 1, 1.0 or True
 
@@ -124,7 +129,7 @@ class BlockStream(data_plane.ClosableOutputStream):
 
     def add_parts(self, parts: Collection[Part]) -> None:
         """Add an element whose encoding has several parts. A large one is sent at once, and not copied."""
-        if sum(map(len, parts)) < _LARGE_BYTES:
+        if sum(map(len, parts)) < LARGE_BYTES:
             self.write(b"".join(parts))
             self.maybe_flush()
             return
@@ -143,36 +148,6 @@ class BlockStream(data_plane.ClosableOutputStream):
         """Send the last block and the end of the stream."""
         self.flush()
         self._on_close()
-
-
-class BlockOutput(bundle_processor.DataOutputOperation):
-    """Replaces Beam's sink in workers: encoded elements of many bytes are not copied on their way to a file.
-
-    Python stands still while it copies: a process with an accelerator would spend most of its time on it. The coder
-    of such elements has a method ``luminosity_parts``, which returns the bytes of ``encode`` in several parts.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        windowed: Any = self.windowed_coder
-        value = windowed.wrapped_value_coder
-        is_prefixed = isinstance(value, coders.LengthPrefixCoder)
-        self._parts: Any = getattr(value.value_coder(), "luminosity_parts", None) if is_prefixed else None
-        before = coders.WindowedValueCoder(coders.SingletonCoder(None), window_coder=windowed.window_coder)
-        self._before = before.get_impl()  # encodes what comes before the value
-
-    def process(self, windowed_value: Any) -> None:
-        """Encode an element onto the stream."""
-        if self._parts is None:
-            self.windowed_coder_impl.encode_to_stream(windowed_value, self.output_stream, True)
-            self.output_stream.maybe_flush()
-            return
-        parts = self._parts(windowed_value.value)
-        begin = create_OutputStream()
-        self._before.encode_to_stream(windowed_value, begin, True)
-        begin.write_var_int64(sum(map(len, parts)))
-        stream: Any = self.output_stream  # of our channel
-        stream.add_parts([begin.get(), *parts])
 
 
 class TimerStream(data_plane.ClosableOutputStream):
@@ -269,25 +244,9 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
     writer: BlockWriter
 
-    def read(self, instruction_id: str, message: bytes, is_given_up: Callable[[], bool] | None) -> bytes:
-        """Return the encoded elements of a message of a bundle, which ``is_given_up`` may end early."""
+    def read(self, instruction_id: str, message: bytes) -> bytes:
+        """Return the encoded elements of a message of a bundle."""
         return wire.read(message)
-
-    def input_elements(
-        self,
-        instruction_id: str,
-        expected_inputs: Collection[str | tuple[str, str]],
-        abort_callback: Callable[[], bool] | None = None,
-    ) -> Iterator[Any]:
-        """Yield the blocks of a bundle's input, read from where their messages refer to."""
-        for element in super().input_elements(instruction_id, expected_inputs, abort_callback):
-            if isinstance(element, beam_fn_api_pb2.Elements.Data):
-                element = beam_fn_api_pb2.Elements.Data(
-                    instruction_id=element.instruction_id,
-                    transform_id=element.transform_id,
-                    data=self.read(instruction_id, element.data, abort_callback),
-                )
-            yield element
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""

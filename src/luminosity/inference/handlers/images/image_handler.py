@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity._shared.text import shorten
@@ -24,9 +23,9 @@ from luminosity.inference.blocks import Block, rows
 from luminosity.inference.files.local import local_copy, near_path
 from luminosity.inference.handler import HandlerOptions
 from luminosity.inference.handlers.images.recipe import ImageRecipe, TransformersRecipe, stacked
-from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.padding import Array
-from luminosity.inference.handlers.text.pretrained import Pretrained
+from luminosity.inference.handlers.text.transformers_handler import TransformersHandler
 
 __all__ = ["ImageHandler", "decode"]
 FORK_SAFE_IMPORTS = ("PIL.Image",)
@@ -34,7 +33,7 @@ FORK_SAFE_IMPORTS = ("PIL.Image",)
 _SETTINGS_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
-class ImageHandler(TorchHandler[Any, PredictionResult]):
+class ImageHandler(TransformersHandler[Any]):
     """A handler whose examples are images.
 
     Workers decode, resize and crop; the process that predicts gets arrays of uint8, and scales and normalises them on
@@ -57,13 +56,11 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
         load_model_args: Mapping[str, Any] | None,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        super().__init__(device, dtype, **options)
         _check_source(path, model_class, model_params, recipe, load_model_args)
-        self._pretrained = Pretrained("" if path is None else os.fspath(path), dict(load_model_args or {}))
+        super().__init__("" if path is None else path, device, dtype, compile, load_model_args, **options)
         self._model_class = model_class
         self._model_params = dict(model_params or {})
         self._recipe = recipe
-        self._compile = compile
 
     def check_input_type(self, kind: pa.DataType) -> None:
         """Raise ``InvalidType`` unless a column of this type can hold images."""
@@ -79,7 +76,7 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
         """Raise if the model can't be found, or is a folder without the settings of an image processor."""
         if self._model_class is not None:
             return
-        self._pretrained.check()
+        super().check_files()
         if FileSystems.get_scheme(self._pretrained.path) in (None, "file"):
             folder = local_copy(self._pretrained.path)
             if self._recipe is None and os.path.isdir(folder) and self._processor_settings is None:
@@ -93,10 +90,9 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
         return self._model_class is None
 
     def update_model_path(self, model_path: str | None = None) -> None:
-        """Switch to another version of the model."""
-        if model_path and self._model_class is None:
-            self._pretrained = Pretrained(model_path, self._pretrained.arguments)
-            self.forget()
+        """Switch to another version of the model, if it has a path."""
+        if self.takes_updates():
+            super().update_model_path(model_path)
 
     def check_prepares_like(self, first: ImageHandler) -> None:
         """Raise if images are prepared otherwise than ``first`` does."""
@@ -106,11 +102,6 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
                 "pipeline started and which prepares its images",
                 fix="start a new run for a model with other settings of its image processor",
             )
-
-    @cached_property
-    def config(self) -> Any:
-        """The configuration of a model of transformers, read on first use."""
-        return self._pretrained.config()
 
     @cached_property
     def recipe(self) -> ImageRecipe | TransformersRecipe:
@@ -129,8 +120,19 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
         return None
 
     def prepare(self, block: Block) -> Block:
-        """Decode, resize and crop the images: one array of uint8 if all get the same size."""
-        return stacked([self.recipe.pixels(decode(example)) for example in rows(block)])
+        """Decode, resize and crop the images: one array of uint8 if all get the same size.
+
+        Arrays that need none of this are returned as they are, so that each goes to the model's process once.
+        """
+        examples, recipe = rows(block), self.recipe
+        if all(map(recipe.keeps, examples)):
+            return block
+        return stacked([recipe.pixels(decode(example)) for example in examples])
+
+    @property
+    def sums_costs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether all images have one size, so that a batch needs no images of similar sizes."""
+        return self.recipe.has_one_size
 
     def prepare_key(self) -> Hashable | None:
         """Return the recipe: models with the same recipe share the prepared images."""
@@ -142,34 +144,37 @@ class ImageHandler(TorchHandler[Any, PredictionResult]):
 
     def collate(self, prepared: Block) -> Batch:
         """Stack the images of a batch."""
-        batch = prepared if isinstance(prepared, np.ndarray) else stacked(prepared)
-        if isinstance(batch, list):
+        torch = require("torch", "torch")
+        if isinstance(prepared, np.ndarray):
+            return Batch(torch.from_numpy(np.require(prepared, requirements=["C", "W"])), len(prepared))
+        if len(shapes := {(array.shape, array.dtype) for array in prepared}) > 1:
             raise InvalidArgument(
-                f"found images of the sizes {sorted({array.shape[:2] for array in batch})[:3]} in one batch, expected "
+                f"found images of the sizes {sorted(shape[:2] for shape, _ in shapes)[:3]} in one batch, expected "
                 "one size",
                 fix="pass recipe=ImageRecipe(size=(height, width)), or max_batch_size=1",
             )
-        return Batch(require("torch", "torch").from_numpy(np.require(batch, requirements=["C", "W"])), len(prepared))
+        # Stacked where the device copies from: another copy takes longer than the model.
+        first = torch.from_numpy(np.empty((0, *prepared[0].shape), prepared[0].dtype))
+        batch = first.new_empty((len(prepared), *first.shape[1:]), pin_memory=self.device.type == "cuda")
+        np.stack(prepared, out=batch.numpy())
+        return Batch(batch, len(prepared))
 
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
         """Load the model of this kind, or the user's own module, onto its device."""
-        torch = require("torch", "torch")
+        self.choose_attention()
         if self._model_class is None:
-            module = self._pretrained.model(kind, self.dtype, optional)
+            module = self.on_device(kind, optional)
             self._check_recipe()
-            if "device_map" in self._pretrained.arguments:
-                return module
-        else:
-            module = self._model_class(**self._model_params)
-            if not isinstance(module, torch.nn.Module):
-                raise InvalidType(
-                    f"found a model of type {type(module).__name__} from model_class={self._model_class!r}, expected a "
-                    "torch.nn.Module"
-                )
-            module = module.eval().requires_grad_(False)
-            module = module if self.dtype is None else module.to(self.dtype)
-        module = module.to(self.device)
-        return torch.compile(module, dynamic=True) if self._compile else module
+            return self.compiled(module)
+        module = self._model_class(**self._model_params)
+        if not isinstance(module, require("torch", "torch").nn.Module):
+            raise InvalidType(
+                f"found a model of type {type(module).__name__} from model_class={self._model_class!r}, expected a "
+                "torch.nn.Module"
+            )
+        module = module.eval().requires_grad_(False)
+        module = module if self.dtype is None else module.to(self.dtype)
+        return self.compiled(module.to(self.device))
 
     def _check_recipe(self) -> None:
         """Raise if transformers, which the model needs anyway, prepares images otherwise than the workers do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -109,11 +109,26 @@ class ImageRecipe:
         pixels = np.asarray(image)
         return pixels if self.crop is None else _cropped(pixels, self.crop)
 
+    def keeps(self, example: Any) -> bool:
+        """Return whether ``pixels`` would return an example as it is: an array of RGB pixels of the right size."""
+        if not (isinstance(example, np.ndarray) and example.dtype == np.uint8 and example.ndim == 3):
+            return False
+        height, width, channels = example.shape
+        if channels != _CHANNELS or min(height, width) < 1:
+            return False
+        return (self.size is None or self._new_size(height, width) == (height, width)) and (
+            self.crop is None or self.crop == (height, width)
+        )
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all images get the same size, whatever theirs is."""
+        return self.crop is not None or isinstance(self.size, tuple)
+
     def normalised(self, pixels: Any, dtype: Any) -> Any:
         """Return a batch of pixels as a tensor for the model: floating-point, (images, 3, height, width)."""
-        torch = require("torch", "torch")
-        mean, std = (torch.tensor(each, device=pixels.device).view(1, -1, 1, 1) for each in (self.mean, self.std))
-        return ((pixels.permute(0, 3, 1, 2).float() * self.scale - mean) / std).to(dtype)
+        factor, summand = _line(self, pixels.device)
+        return (pixels.permute(0, 3, 1, 2) * factor).add_(summand).to(dtype)
 
     def _new_size(self, height: int, width: int) -> tuple[int, int]:
         if isinstance(self.size, tuple):
@@ -121,6 +136,19 @@ class ImageRecipe:
         shorter = self.size or 1
         longer = max(1, int(shorter * max(height, width) / min(height, width)))
         return (shorter, longer) if height <= width else (longer, shorter)
+
+
+@lru_cache(maxsize=16)
+def _line(recipe: ImageRecipe, device: Any) -> tuple[Any, Any]:
+    """Return what the values of each channel are multiplied by, and what is then added to them.
+
+    They stay on the device: to copy them there with each batch would wait for all batches before.
+    """
+    torch = require("torch", "torch")
+    numbers = np.array([(recipe.scale / std, -mean / std) for mean, std in zip(recipe.mean, recipe.std, strict=True)])
+    with torch.inference_mode(False):
+        both = torch.tensor(numbers.T, dtype=torch.float32, device=device).view(2, 1, _CHANNELS, 1, 1)
+    return both[0], both[1]
 
 
 def stacked(arrays: Sequence[Array]) -> Any:
@@ -185,6 +213,15 @@ class TransformersRecipe:
     def normalised(self, pixels: Any, dtype: Any) -> Any:
         """Return a batch of pixels as a tensor for the model: floating-point, (images, 3, height, width)."""
         return pixels.permute(0, 3, 1, 2).to(dtype) if self._after is None else self._after.normalised(pixels, dtype)
+
+    def keeps(self, example: Any) -> bool:
+        """Return False: the processor decides what becomes of any example."""
+        return False
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all images get the same size: not known."""
+        return False
 
     def is_close_to(self, recipe: ImageRecipe) -> bool:
         """Return whether a recipe prepares the sample image as the processor does."""

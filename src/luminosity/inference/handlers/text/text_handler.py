@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Self, Unpack
 
 from luminosity.core import InferenceMetrics
@@ -20,11 +19,11 @@ from luminosity.errors import Fix, HandlerError, InvalidArgument, InvalidType, M
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions, note
-from luminosity.inference.handlers.on_torch import Batch, TorchHandler
+from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.padding import pad_rows
 from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
 from luminosity.inference.handlers.text.plain_tokenizer import PlainModel
-from luminosity.inference.handlers.text.pretrained import Pretrained, token_limit
+from luminosity.inference.handlers.text.pretrained import token_limit
 from luminosity.inference.handlers.text.tokens import (
     Lists,
     Tokenizer,
@@ -35,6 +34,7 @@ from luminosity.inference.handlers.text.tokens import (
     texts_of,
     token_counts,
 )
+from luminosity.inference.handlers.text.transformers_handler import TransformersHandler
 
 __all__ = ["TextHandler", "takes_masks_by_key"]
 
@@ -60,7 +60,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return (kind.value_type if pa.types.is_dictionary(kind) else kind) in _TEXT_TYPES
 
 
-class TextHandler(TorchHandler[ExampleT, PredictionResult]):
+class TextHandler(TransformersHandler[ExampleT]):
     """A handler whose examples are texts.
 
     Workers that prepare texts load only the tokenizer, and the process that predicts loads the model. Tokenizers of
@@ -87,33 +87,16 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         load_model_args: Mapping[str, Any] | None,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        super().__init__(device, dtype, **options)
+        super().__init__(path, device, dtype, compile, load_model_args, **options)
         if max_length is not None and max_length < 1:
             raise InvalidArgument(f"found max_length={max_length}, expected at least one token")
-        self._pretrained = Pretrained(os.fspath(path), dict(load_model_args or {}))
         self._max_length = max_length
-        self._compile = compile
         self._masks_by_key = False
 
     def check_input_type(self, kind: pa.DataType) -> None:
         """Raise ``InvalidType`` unless a column of this type holds texts."""
         if not _is_text(kind):
             raise InvalidType(f"found {kind}, expected text", fix=_DECODE if pa.types.is_binary(kind) else None)
-
-    @property
-    def model_id(self) -> str | None:
-        """The folder of the model, or its name on the hub."""
-        return self._pretrained.path
-
-    def check_files(self) -> None:
-        """Raise if the model is neither a folder here, nor in the hub's cache, nor on the hub."""
-        self._pretrained.check()
-
-    def update_model_path(self, model_path: str | None = None) -> None:
-        """Switch to another version of the model."""
-        if model_path:
-            self._pretrained = Pretrained(model_path, self._pretrained.arguments)
-            self.forget()
 
     def check_prepares_like(self, first: TextHandler[Any]) -> None:
         """Raise if the tokenizer differs from that of ``first``."""
@@ -123,16 +106,6 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
                 "which prepares its texts",
                 fix="start a new run for a model with another tokenizer",
             )
-
-    @property
-    def source(self) -> Pretrained:
-        """The location of the transformer and its tokenizer."""
-        return self._pretrained
-
-    @cached_property
-    def config(self) -> Any:
-        """The model's configuration, read on first use."""
-        return self.source.config()
 
     @cached_property
     def plain(self) -> PlainModel | None:
@@ -266,24 +239,13 @@ class TextHandler(TorchHandler[ExampleT, PredictionResult]):
         inputs = {"input_ids": torch.from_numpy(values), "attention_mask": torch.from_numpy(mask)}
         return replace(batch, inputs={name: tensor.to(self.device) for name, tensor in inputs.items()})
 
-    def choose_attention(self) -> None:
-        """Leave out cuDNN's attention: it plans each new shape, which takes longer than a batch, and most are new."""
-        if self.device.type == "cuda":
-            require("torch", "torch").backends.cuda.enable_cudnn_sdp(False)
-
     def load(self, kind: str, optional: tuple[str, ...] = ()) -> Any:
         """Load the model of this kind onto its device."""
         self.choose_attention()
         self.check_tokenizer()
-        model = self.source.model(kind, self.dtype, optional)
-        # With a device map, the model is on its devices already.
-        model = model if "device_map" in self.source.arguments else model.to(self.device)
+        model = self.on_device(kind, optional)
         self._masks_by_key = self.device.type == "cuda" and takes_masks_by_key(model)
         return model
-
-    def compiled(self, module: Any) -> Any:
-        """Return the module, compiled if the user asked for that."""
-        return require("torch", "torch").compile(module, dynamic=True) if self._compile else module
 
     def call(self, module: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Return the transformer's output for a batch."""

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from luminosity._shared.shared_files import is_own_file, replace_file, who_else_writes
+from luminosity._shared.shared_files import evict_until, is_own_file, replace_file, who_else_writes
 from luminosity.inference.options import cache_folder
 
 __all__ = ["kept_graph"]
@@ -83,10 +83,10 @@ def _remove_oldest(folder: str, newest: str) -> None:
             status = entry.stat(follow_symlinks=False)
             found.append((status.st_mtime, status.st_size, entry.path))
     total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= _LIMIT:
-            return
-        if path != newest:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
-            total -= size
+
+    def remove(path: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+        return True
+
+    evict_until(lambda freed: total - freed <= _LIMIT, (each for each in found if each[2] != newest), remove)
