@@ -56,7 +56,7 @@ Script = Callable[[Seen], Said]
 class ModelServer:
     """Responds to each request with ``script``; records all requests, and how many there were at once."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self.script = script
         self.seen: list[Seen] = []
         self.peak = 0
@@ -115,7 +115,7 @@ class ModelServer:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """Ignore clients that disconnect: some tests do so on purpose."""
 
-        self.http = Server(("127.0.0.1", 0), Handler)
+        self.http = Server(("127.0.0.1", port), Handler)
         self.scheme = "http"
 
     @property
@@ -128,8 +128,8 @@ class ModelServer:
 
 
 @contextmanager
-def serving(script: Script, certificate: Path | None = None) -> Iterator[ModelServer]:
-    server = ModelServer(script)
+def serving(script: Script, certificate: Path | None = None, port: int = 0) -> Iterator[ModelServer]:
+    server = ModelServer(script, port)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apache_beam as beam
@@ -217,6 +219,28 @@ class TestAnswersWithoutUsage:
             assert ask(talker(server, max_total_tokens=300), "hello") == ["HELLO"]
 
         assert Ledger.of_run().spent(f"{server.url} talker") == (10, 0)
+
+    def test_a_server_that_restarts_gets_the_request_again_and_no_attempt_counts(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with serving(answer) as server:
+            port = server.http.server_address[1]
+            handler = talker(server, max_total_tokens=300)
+            assert ask(handler, "hello") == ["HELLO"]
+        waits: list[float] = []
+        with contextlib.ExitStack() as stack:
+
+            def start_again(seconds: float) -> None:
+                waits.append(seconds)
+                if len(waits) == 3:
+                    stack.enter_context(serving(answer, port=port))
+
+            times = SimpleNamespace(monotonic=time.monotonic, sleep=start_again)
+            monkeypatch.setattr("luminosity.inference.handlers.http.remote_model.time", times)
+            assert ask(handler, "hello again") == ["HELLO AGAIN"]
+
+        assert len(waits) == 3
+        assert Ledger.of_run().spent(f"http://127.0.0.1:{port} talker") == (5 + 11 + 2 * 5, 0)
 
     def test_an_answer_that_broke_off_may_have_cost_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def script(seen: Seen) -> Said:
