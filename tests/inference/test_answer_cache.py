@@ -16,7 +16,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from luminosity import HttpModelHandler, RunInference
-from luminosity.errors import CacheError, IncompleteAnswer, InvalidArgument
+from luminosity.errors import CacheError, IncompleteAnswer, InvalidArgument, RemoteModelError
 from luminosity.inference import answer_cache
 from luminosity.inference.answer_cache import AnswerCache, CacheSettings
 from tests.both_runners import Pipelines, counters
@@ -201,6 +201,17 @@ class TestOthers:
             ask(handler, *WORDS[:15])
 
         assert len(server.posts) == 2
+
+    def test_a_model_that_has_changed_under_its_name_is_an_error(self, tmp_path: Path) -> None:
+        def longer(seen: Seen) -> Said:
+            data = [{"index": index, "embedding": [1.0, 2.0, 3.0, 4.0]} for index in range(len(seen.json["input"]))]
+            return Said({"data": data})
+
+        with serving(lambda seen: longer(seen) if seen.number else embeddings(seen)) as server:
+            handler = HttpModelHandler.embeddings(server.url, "small", cache=tmp_path)
+            ask(handler, "one")
+            with pytest.raises(RemoteModelError, match=r"vectors of the lengths \[3, 4\] for 'small'.*another cache"):
+                ask(handler, "one", "two")
 
     def test_a_protocol_that_does_not_say_how_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="found cache= for KServe"):

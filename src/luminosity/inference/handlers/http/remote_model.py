@@ -60,26 +60,35 @@ class RemoteModel:
         Those that the cache has are not asked for, and each one that comes is in the cache before it is returned.
         """
         if self._cache is None:
-            return self._read(self._ask(prepared, arguments), len(prepared))
-        keys = [self._digest(each, arguments) for each in rows(prepared)]
+            return self._read(self._ask(self._request(prepared, arguments), arguments), len(prepared))
+        requests = [self._request([each], arguments) for each in rows(prepared)]
+        keys = list(map(self._digest, requests))
         known = self._cache.get(keys)
         if known:
             note(InferenceMetrics.CACHED_ANSWERS, sum(key in known for key in keys))
         if self._protocol.one_by_one:
-            return self._known_or_asked(prepared, arguments, keys[0], known.get(keys[0]))
+            return self._known_or_asked(requests[0], arguments, keys[0], known.get(keys[0]))
         missing = [place for place, key in enumerate(keys) if key not in known]
         model_id = None
         if missing:
-            found = self._read(self._ask(take(prepared, np.array(missing)), arguments), len(missing))
+            request = self._request(take(prepared, np.array(missing)), arguments)
+            found = self._read(self._ask(request, arguments), len(missing))
             model_id = found.model_id
             vectors = [np.asarray(each, "<f4").tobytes() for each in rows(found.values)]
             new = dict(zip([keys[place] for place in missing], vectors, strict=True))
             self._cache.put(new)
             known |= new
+        lengths = sorted({len(known[key]) // 4 for key in keys})
+        if len(lengths) > 1:
+            raise RemoteModelError(
+                f"found vectors of the lengths {lengths} for {self._protocol.model!r}, some of the cache and some of "
+                "the server, expected one length",
+                fix="choose another cache=FOLDER: the server's model has changed under its name",
+            )
         return Predictions(np.stack([np.frombuffer(known[key], "<f4") for key in keys]), model_id)
 
     def _known_or_asked(
-        self, prepared: Block, arguments: dict[str, Any], key: bytes, known: bytes | None
+        self, request: Request, arguments: dict[str, Any], key: bytes, known: bytes | None
     ) -> Predictions:
         """Read the answer to one example, of the cache or of the server.
 
@@ -87,10 +96,9 @@ class RemoteModel:
         """
         assert self._cache is not None
         if known is not None:
-            request = self._protocol.request(prepared, arguments, self._facts)
             url = self._connection.address.shown(request.path)
             return self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
-        response = self._ask(prepared, arguments)
+        response = self._ask(request, arguments)
         try:
             predictions = self._read(response, 1)
         except IncompleteAnswer as error:
@@ -100,18 +108,20 @@ class RemoteModel:
         self._cache.put({key: response.body})
         return predictions
 
-    def _digest(self, example: Any, arguments: dict[str, Any]) -> bytes:
-        """Return a digest of all that the answer to an example depends on: where it goes, and what is sent."""
-        request = self._protocol.request([example], arguments, self._facts)
+    def _request(self, prepared: Block, arguments: dict[str, Any]) -> Request:
+        return self._protocol.request(prepared, arguments, self._facts)
+
+    def _digest(self, request: Request) -> bytes:
+        """Return a digest of all that the answer to a request depends on: where it goes, and what is sent."""
         url = self._connection.address.url(request.path)
         headers = sorted({**self._connection.headers, **request.headers}.items())
         parts = [url.encode(), repr(headers).encode(), request.body or b""]
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
 
-    def _ask(self, prepared: Block, arguments: dict[str, Any]) -> Response:
+    def _ask(self, request: Request, arguments: dict[str, Any]) -> Response:
         most_new = self._protocol.most_new_tokens(arguments)
         self._limits.check_tokens(self._protocol.counts_tokens, most_new)
-        return self.send(self._protocol.request(prepared, arguments, self._facts), most_new or 0)
+        return self.send(request, most_new or 0)
 
     def _read(self, response: Response, count: int) -> Predictions:
         try:
