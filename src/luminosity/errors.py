@@ -18,8 +18,10 @@
     ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
     ├── HostUnavailable (RuntimeError)        a model host has failed, or can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model server refused a request or sent an unreadable response
+    │   ├── BudgetReached                     a budget of money or tokens has no room for another request
     │   ├── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
     │   └── IncompleteAnswer                  a model's answer is cut, withheld, or not the JSON that was asked for
+    ├── CacheError (OSError)                  a cache of answers can't be read or written
     ├── TableError (ValueError)               a table can't be read, or its files don't match
     ├── WriteError (OSError)                  a table can't be written
     ├── PathNotShared (OSError)               nodes of a cluster do not see the files that a path means
@@ -57,6 +59,8 @@ from typing import Any
 __all__ = [
     "AnswerError",
     "BlockLost",
+    "BudgetReached",
+    "CacheError",
     "CheckpointError",
     "CheckpointFailed",
     "DriftError",
@@ -241,8 +245,16 @@ class EndpointError(RemoteModelError):
     """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
 
 
+class BudgetReached(RemoteModelError):
+    """The budget of money or tokens that the user has set has no room for another request to a model's server."""
+
+
 class IncompleteAnswer(RemoteModelError):
     """A model's answer to one example is cut off, empty or withheld, or not the JSON that was asked for."""
+
+
+class CacheError(LuminosityError, OSError):
+    """A cache of answers can't be read or written."""
 
 
 class TableError(LuminosityError, ValueError):

@@ -248,6 +248,13 @@ MODEL_FLAGS = (
         default="50GB, but at most half of the disk space that is free or already used by the cache",
         page="models.md",
     ),
+    Flag(
+        "max_cost",
+        "AMOUNT",
+        "the most that the tokens of all models on servers may cost in this run, by the prices of their handlers",
+        default="no limit",
+        page="remote.md",
+    ),
 )
 
 

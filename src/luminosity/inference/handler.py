@@ -146,6 +146,12 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         anything runs. Must be quick. The default checks nothing.
         """
 
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise ``InvalidArgument`` if the model costs money, and the cost of what it does is not known.
+
+        Called while a pipeline with the option ``--max_cost`` is built. The default does nothing.
+        """
+
     def check_input_type(self, kind: pa.DataType) -> None:
         """Raise ``InvalidType`` if examples can't be values of this Arrow type.
 

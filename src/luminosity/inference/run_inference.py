@@ -264,7 +264,7 @@ class RunInference(ModelTransform):
             watch=self._updates.watch(models, pinned),
             registered=pinned.registered,
         )
-        return self._settings_for(examples, settings)
+        return self._settings_for(examples, settings, models.handlers.values())
 
     def _apply_functions(
         self, values: Collection, functions: Sequence[Callable[[Any], Any]], label: str

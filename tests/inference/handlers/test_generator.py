@@ -65,12 +65,13 @@ def test_texts_that_need_more_tokens_are_counted(path: str) -> None:
     model = handler.load_model()
     with noting() as notes:
         whole = handler.run_inference(["one two", "three"], model, {"eos_token_id": list(range(30522))})
-        assert notes == {}, "each text ends with its first token"
+        asked = sum(handler.cost(handler.prepare(["one two", "three"]))) - 2 * 3
+        assert notes == {"prompt_tokens": asked, "new_tokens": 2}, "each text ends with its first token"
         handler.run_inference(["one two", "three"], model)
-        assert notes == {InferenceMetrics.CUT_TEXTS: 2}
+        assert notes == {InferenceMetrics.CUT_TEXTS: 2, "prompt_tokens": 2 * asked, "new_tokens": 2 + 2 * 3}
         handler.run_inference(["one two", "three"], model, {"max_new_tokens": 1, "eos_token_id": list(range(30522))})
 
-    assert notes == {InferenceMetrics.CUT_TEXTS: 2}, "the last token that is allowed ends the text"
+    assert notes[InferenceMetrics.CUT_TEXTS] == 2, "the last token that is allowed ends the text"
     assert len(list(whole)) == 2
 
 

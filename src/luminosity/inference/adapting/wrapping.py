@@ -181,6 +181,10 @@ class WrappedHandler(BeamContract):
         """Raise if the files of the wrapped handler's model can't be found from this process."""
         self._inner.check_files()
 
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise if the wrapped handler's model costs money, and its prices are not known."""
+        self._inner.check_run_budget(max_cost)
+
     def takes_updates(self) -> bool:
         """Return whether the wrapped handler can load a new version of its model."""
         return self._inner.takes_updates()

@@ -97,7 +97,7 @@ class Enrich(ModelTransform):
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
         settings = StepSettings(step_id=self._step_id, model_tag="", metrics_namespace="")
-        settings = self._settings_for(input_or_inputs, settings)
+        settings = self._settings_for(input_or_inputs, settings, models.values())
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
             for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):

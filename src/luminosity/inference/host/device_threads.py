@@ -17,7 +17,7 @@ from apache_beam.runners.worker import statesampler
 
 from luminosity._shared.hangs import Frames, frames_of
 from luminosity._shared.user_code import is_users
-from luminosity.errors import EndpointError, HandlerError
+from luminosity.errors import BudgetReached, EndpointError, HandlerError
 from luminosity.inference.blocks import Block, as_block
 from luminosity.inference.handler import PartlyFailed, noting
 from luminosity.inference.host.interface import Outcome
@@ -151,8 +151,8 @@ class DeviceThreads:
             except BaseException as error:
                 copy = None  # The error refers to this frame, and may outlive the model.
                 batch.stats.notes = notes
-                # An unusable endpoint fails all examples alike; isolating failures would find no example at fault.
-                self._calls.failed(batch, error, not isinstance(error, EndpointError))
+                # An unusable endpoint and a spent budget fail all examples alike: no example is at fault.
+                self._calls.failed(batch, error, not isinstance(error, EndpointError | BudgetReached))
                 return None
             batch.stats.notes = notes
             return (outputs,)

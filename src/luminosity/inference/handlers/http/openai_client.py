@@ -23,12 +23,14 @@ from luminosity.inference.handlers.http.protocol import (
     Response,
     to_json_bytes,
 )
+from luminosity.inference.handlers.http.usage import Usage
 from luminosity.inference.handlers.text.tokens import texts_of
 
 __all__ = ["Chat", "Embeddings"]
 
 
 _ONE_RESPONSE = {"n": 1, "stream": False}
+_LIMITS = ("max_completion_tokens", "max_tokens")
 _SHOWN_TEXT = 1000  # characters of an incomplete answer in its error: enough to see where it ends in most cases
 
 # The words of servers for the end of an answer, in lower case.
@@ -49,7 +51,17 @@ _CHECK_JSON = Fix(
 )
 
 
-class Embeddings(HttpProtocol):
+class _OpenAIProtocol(HttpProtocol):
+    """What both protocols share: answers say how many tokens they took."""
+
+    counts_tokens = True
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens that the answer says were counted."""
+        return Usage.of(response.json().get("usage"))
+
+
+class Embeddings(_OpenAIProtocol):
     """``POST /v1/embeddings``: takes texts, returns a float32 vector for each.
 
     Vectors are requested in base64, which takes a quarter of the bytes of decimal digits. A server that does not know
@@ -66,6 +78,13 @@ class Embeddings(HttpProtocol):
     ) -> None:
         super().__init__(model)
         self._parameters = {"encoding_format": encoding_format, **(parameters or {})}
+
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int:
+        """Return 0: vectors have no tokens."""
+        return 0
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Do nothing: the vector of a text is always the same."""
 
     def prepare(self, block: Block) -> Block:
         """Check that the examples are texts."""
@@ -118,7 +137,7 @@ def _vector(value: Any, response: Response) -> npt.NDArray[np.float32]:
     return vector
 
 
-class Chat(HttpProtocol):
+class Chat(_OpenAIProtocol):
     """``POST /v1/chat/completions``: takes a message or a list of messages, returns the text of the response."""
 
     one_by_one = True  # the server makes its own batches
@@ -151,6 +170,21 @@ class Chat(HttpProtocol):
                 raise InvalidArgument(
                     f"{name} is {arguments[name]!r}, expected {only}: each example gets one complete response"
                 )
+
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int | None:
+        """Return the limit of an answer's tokens that every request has; None if it has none."""
+        sent = {**self._parameters, **arguments}
+        found = next((sent[name] for name in _LIMITS if sent.get(name) is not None), None)
+        return found if isinstance(found, int) else None
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Raise ``InvalidArgument`` if answers are sampled without a seed: each request may get another one."""
+        sent = {**self._parameters, **arguments}
+        if sent.get("temperature") and sent.get("seed") is None:
+            raise InvalidArgument(
+                f"found cache= with temperature={sent['temperature']!r} and no seed: one answer would stand for many",
+                fix='pass a seed, parameters={"seed": 7}, or "temperature": 0, or leave cache= out',
+            )
 
     def prepare(self, block: Block) -> Block:
         """Turn each example into a list of messages."""
@@ -237,7 +271,7 @@ def _limit_of(asked: Mapping[str, Any]) -> str:
     >>> _limit_of({"max_tokens": 16}), _limit_of({})
     (' at max_tokens=16', ' at its limit of tokens')
     """
-    found = [f"{name}={asked[name]}" for name in ("max_completion_tokens", "max_tokens") if asked.get(name)]
+    found = [f"{name}={asked[name]}" for name in _LIMITS if asked.get(name)]
     return f" at {found[0] if found else 'its limit of tokens'}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -71,10 +71,15 @@ class GeneratingHandler(TextHandler[ExampleT]):
         if "stop_strings" in arguments:
             arguments.setdefault("tokenizer", self.tokenizer.whole)
         tokens = self.call(model.generate, batch, arguments)
-        given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
+        asked = batch.inputs["input_ids"]
+        mask = batch.inputs.get("attention_mask")
+        note(InferenceMetrics.PROMPT_TOKENS, int(asked.numel() if mask is None else mask.sum()))
+        given = 1 if getattr(self.config, "is_encoder_decoder", False) else asked.shape[1]
+        ends = {self.pad_id, *_ends(model, arguments)}
+        written = tokens[:, given:].tolist()
+        note(InferenceMetrics.NEW_TOKENS, sum(map(len, written)) - sum(_after_end(row, ends) for row in written))
         if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
-            ends = {self.pad_id, *_ends(model, arguments)}
-            note(InferenceMetrics.CUT_TEXTS, sum(token not in ends for token in tokens[:, -1].tolist()))
+            note(InferenceMetrics.CUT_TEXTS, sum(row[-1] not in ends for row in written))
         return tokens
 
     def collect(self, outputs: Outputs) -> Block:
@@ -86,6 +91,18 @@ def _ends(model: Any, arguments: Mapping[str, Any]) -> set[int]:
     """Return the tokens that end a text."""
     ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
     return {each for each in (ends if isinstance(ends, list) else [ends]) if each is not None}
+
+
+def _after_end(tokens: Sequence[int], ends: Collection[int | None]) -> int:
+    """Return how many tokens fill a row after the one that ends its text.
+
+    >>> _after_end([5, 6, 2, 0, 0], {0, 2}), _after_end([5, 6, 7], {0, 2})
+    (2, 0)
+    """
+    filled = 0
+    while filled < len(tokens) and tokens[len(tokens) - 1 - filled] in ends:
+        filled += 1
+    return max(0, filled - 1)
 
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
