@@ -233,6 +233,8 @@ def test_tables_are_evaluated_and_described(folder: Path) -> None:
     undefined = metrics["text", "bad", "first", "recall"]
     assert (undefined["value"], undefined["reason"]) == (None, "no row has the label True")
 
+    assert metrics[None, None, "first", "kappa"]["value"] == 1
+
     columns = _read(folder / "columns.jsonl")
     assert [row["column"] for row in columns] == ["text", "stars"] or columns[0]["distance"] == columns[1]["distance"]
     (stars,) = [row for row in columns if row["column"] == "stars"]
@@ -242,6 +244,39 @@ def test_tables_are_evaluated_and_described(folder: Path) -> None:
     changes = {row["column"]: row["change"] for row in _read(folder / "changes.json")}
     assert changes["guess"] == "the column is gone"
     assert changes["stars"] == "median 4, now 4"
+
+
+_TEXTS = """\
+pipeline:
+  type: chain
+  transforms:
+    - type: Create
+      config:
+        elements:
+          - {expected: a good film, first: a bad film, second: a good film, stars: 2, more: 4}
+          - {expected: "yes", first: "yes", second: "no", stars: 5, more: 1}
+    - type: Evaluate
+      config:
+        label: expected
+        prediction: first
+        prediction_b: second
+        task: texts
+        measures: [stars]
+        measures_b: [more]
+    - type: WriteToJson
+      config: {path: "{{ folder }}/metrics.json"}
+"""
+
+
+def test_texts_of_two_models_are_evaluated(folder: Path) -> None:
+    (folder / "texts.yaml").write_text(_TEXTS)
+    flags = [_variables(folder), "--runner=luminosity.LuminosityRunner", "--cpu_workers=1"]
+    PipelineFile(str(folder / "texts.yaml"), flags).run()
+
+    rows = {(row["model"], row["metric"]): row["value"] for row in _read(folder / "metrics.json")}
+    assert (rows["first", "rouge1"], rows["second", "rouge1"]) == (pytest.approx(5 / 6), 0.5)
+    assert (rows["first", "stars"], rows["second minus first", "stars"]) == (3.5, -1)
+    assert rows["win rate of the second", "exact_match"] == 0.5
 
 
 def _mistake(folder: Path, old: str, new: str, *flags: str) -> str:

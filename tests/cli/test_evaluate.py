@@ -106,11 +106,40 @@ def test_numbers_and_rankings(table: Path, tmp_path: Path, capsys: pytest.Captur
     assert "among the first 3 rows of a query" in report.read_text()
 
 
+def test_texts_of_two_prompts_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, report = tmp_path / "texts.jsonl", tmp_path / "texts.html"
+    rows = [("a good film", "a bad film", "a good film", 2, 4, 1), ("yes", "yes", "no", 5, None, -1)]
+    names = ("expected", "first", "second", "stars", "more", "better")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    command = ["evaluate", str(path), "--task", "texts", "--label", "expected", "--prediction", "first"]
+    assert main([*command, "--measure", "stars", "--resamples", "0", "--at-least", "rougeL=0.9"]) == 3
+    assert capsys.readouterr().out.startswith("not met: rougeL 0.8333 is below 0.9 · normalised_match 0.5, similarity")
+
+    command += ["--prediction-b", "second", "--measure", "stars", "--measure-b", "more", "--preference", "better"]
+    assert main([*command, "--resamples", "0", "--report", str(report)]) == 0
+    _, note, *lines = capsys.readouterr().out.splitlines()
+    assert note == "note: 1 of 2 rows have no number in 'more', and its mean leaves them out"
+    table = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ")}
+    assert table["first"] == ["second", "difference", "win", "tie", "loss", "win", "rate"]
+    assert table["exact_match"] == ["0.5", "0.5", "0", "1", "0", "1", "0.5"]
+    assert table["stars"] == ["3.5", "4", "0.5", "1", "0", "0", "1"]
+    assert table["preference"] == ["1", "0", "1", "0.5"]
+    page = report.read_text()
+    for title in ("Metrics", "The second model against the first", "Row by row"):
+        assert f"<h2>{title}</h2>" in page
+    assert "F1 of the words that both texts have in the same order" in page
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["stars"]["wins"] == 1
+    assert found["settings"]["measures"] == ["stars"]
+
+
 WRONG = [
     (["--prediction", "mood.labl"], 1, "found no column 'labl', expected one of label, score; did you mean 'label'?"),
     (["--prediction", "nothing"], 1, "nothing"),
     (["--prediction", "other", "--at-least", "acuracy=1"], 1, "found no metric 'acuracy'"),
     (["--prediction", "number"], 1, "holds double"),
+    (["--prediction", "other", "--measure", "number"], 1, "expected both; add --task texts"),
     ([], 1, "found neither --prediction nor --score"),
     (["--prediction", "other", "--each-slice"], 1, "expected --slice and --at-least or --at-most"),
     (["--prediction", "other", "--report", "/nowhere/at/all.html"], 1, "expected the name of a file in a folder"),

@@ -56,13 +56,14 @@ _CHANGE_FIELDS: Mapping[str, Any] = {"distance": float, "p_value": _Number, "cha
 @takes_arguments_of(Evaluate)
 def evaluate(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Evaluates predictions against labels. Its output has a row for each metric, of the table and of each slice."""
-    columns = [arguments[name] for name in ("label", "prediction", "score", "prediction_b", "score_b", "query")]
+    named = ("label", "prediction", "score", "prediction_b", "score_b", "query", "preference")
+    columns = [*(arguments[name] for name in named), *arguments["measures"], *arguments["measures_b"]]
     columns += [each for by in arguments["slices"] for each in ([by] if isinstance(by, str) else by)]
-    named = [each.partition(".")[0] for each in columns if each is not None]
+    roots = [each.partition(".")[0] for each in columns if each is not None]
     return OnTable(
         Evaluate(**arguments),
         lambda found, _: found | "Metrics" >> beam.FlatMap(_metric_rows).with_output_types(_row_type(_METRIC_FIELDS)),
-        needs_columns(*dict.fromkeys(named)),
+        needs_columns(*dict.fromkeys(roots)),
     )
 
 
@@ -116,6 +117,7 @@ def _metric_rows(found: Evaluation) -> Iterator[beam.Row]:
     parts += [(by, value, each) for by, values in found.slices.items() for value, each in values.items()]
     for by, value, each in parts:
         models = {"first": each.metrics, "second": each.metrics_b, "second minus first": each.differences}
+        models["win rate of the second"] = {name: outcome.win_rate for name, outcome in each.outcomes.items()}
         for model, metrics in models.items():
             for name, metric in metrics.items():
                 yield _metric_row(by, _shown(value), model, name, metric, each.rows)

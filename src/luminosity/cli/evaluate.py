@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
 __all__ = ["add_to"]
 
 _DESCRIPTION = """\
-Compare predictions with labels. Predictions are classes, numbers or rankings.
+Compare predictions with labels. Predictions are classes, numbers, rankings or
+texts.
 TABLE is one or many files (Parquet, JSON lines, CSV, TSV, Arrow). Columns inside
 a column are written with a dot: mood.label.
 
@@ -49,6 +50,9 @@ examples:
                         compare two models on the same rows
   lum evaluate hits.parquet --label relevant --score score --query question
                         recall and nDCG of rankings
+  lum evaluate out.parquet --task texts --label expected --prediction answer \
+      --prediction-b other
+                        matches, similarity and ROUGE of the texts of two prompts
   lum evaluate test.parquet --label y --prediction p --report quality.html
 """
 _MOST_SLICES = 50  # lines of values: the worst come first
@@ -74,9 +78,18 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--task",
-        choices=("classes", "numbers", "ranking"),
-        help="what predictions are (default: by the types of the columns)",
+        choices=("classes", "numbers", "ranking", "texts"),
+        help="what predictions are (default: by the types of the columns, never texts)",
     )
+    for name, which in (("--measure", ""), ("--measure-b", " of the second texts")):
+        parser.add_argument(
+            name,
+            action="append",
+            default=[],
+            metavar="COLUMN",
+            help=f"for texts: numbers{which} to average, such as the scores of a judge; may be repeated",
+        )
+    parser.add_argument("--preference", metavar="COLUMN", help="for texts: above 0 where the second is better")
     parser.add_argument(
         "--positive", metavar="CLASS", help="the class that scores are of (default: of two classes, the last)"
     )
@@ -203,9 +216,11 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     if parsed.each_slice and not (parsed.slice and (parsed.at_least or parsed.at_most)):
         raise OptionError("found --each-slice, expected --slice and --at-least or --at-most with it")
     names = ("label", "prediction", "score", "prediction_b", "score_b", "query", "task", "positive", "score_of")
+    names += ("preference",)
     numbers = ("k", "bins", "resamples", "confidence", "seed", "skip_missing")
     slices = tuple(tuple(name for name in text.split(",") if name) for text in parsed.slice)
-    return Settings(slices=slices, **{name: getattr(parsed, name) for name in (*names, *numbers)})
+    measures = {"measures": tuple(parsed.measure), "measures_b": tuple(parsed.measure_b)}
+    return Settings(slices=slices, **measures, **{name: getattr(parsed, name) for name in (*names, *numbers)})
 
 
 def _read(reader: TableReader, table: ReadTable, done: Any) -> Iterator[Any]:
@@ -258,12 +273,28 @@ def _lines(
         positive += " (--positive chooses another)"
     lines = [f"{verdict}{found}{positive} · {found.rows:,} {unit}{skipped} · {seconds:.1f} s"]
     lines += [f"note: {each}" for each in found.notes]
-    if found.differences:
+    if found.outcomes:
+        lines += _table_of_two(found)
+    elif found.differences:
         shown = [name for name in found.main_metrics if name in found.differences]
         lines.append("  second model minus first: " + ", ".join(f"{name} {found.differences[name]}" for name in shown))
     for by, values in found.slices.items():
         lines += _slice_lines(by, values, unit)
     return lines
+
+
+def _table_of_two(found: Evaluation) -> list[str]:
+    """Return the metrics of both models, their difference, and in how many rows each is better, as a table."""
+    rows: list[tuple[str, ...]] = [("", "first", "second", "difference", "win", "tie", "loss", "win rate")]
+    for name, each in found.outcomes.items():
+        metrics = [of[name] for of in (found.metrics, found.metrics_b) if name in of]
+        values = [f"{each.value:.4g}" if each.value is not None else "-" for each in metrics] or ["", ""]
+        difference = found.differences[name] if metrics else ""
+        rows.append((name, *values, str(difference), *map(str, (each.wins, each.ties, each.losses, each.win_rate))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _slice_lines(by: str, values: Any, unit: str) -> list[str]:
