@@ -16,6 +16,7 @@ from luminosity.cli.common.exits import FAILED, NOT_MET, fail, print_ignoring_cl
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
+from luminosity.cli.evaluate.scored import add_model_options, scored
 from luminosity.errors import LuminosityError, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
@@ -53,6 +54,9 @@ examples:
   lum evaluate out.parquet --task texts --label expected --prediction answer \
       --prediction-b other
                         matches, similarity and ROUGE of the texts of two prompts
+  lum evaluate out.parquet --task texts --label expected --prediction answer \
+      --judge llama --server http://localhost:8000 --rubric @rubric.txt
+                        the scores of a judge, too
   lum evaluate test.parquet --label y --prediction p --report quality.html
 """
 _MOST_SLICES = 50  # lines of values: the worst come first
@@ -103,6 +107,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
+    add_model_options(parser)
     _add_numbers(parser)
     for name, worse in (("--at-least", "lower"), ("--at-most", "higher")):
         parser.add_argument(
@@ -176,11 +181,11 @@ def _run(parsed: argparse.Namespace) -> int:
     settings = _settings(parsed)
     check_report(parsed.report)
     reader = TableReader("evaluate", parsed.dead_letters)
-    with ProgressLine() as progress, reader:
-        (csv,) = csv_arguments(parsed, parsed.table)
-        columns = roots_of(settings.columns, ReadTable(parsed.table, **csv).schema.names)
+    with scored(parsed, settings) as (table, settings), ProgressLine() as progress, reader:
+        (csv,) = csv_arguments(parsed, table) if table == parsed.table else ({},)
+        columns = roots_of(settings.columns, ReadTable(table, **csv).schema.names)
         done = progress.rows(f"reading {parsed.table}")
-        found = evaluate_batches(_read(reader, reader.open(parsed.table, columns, csv), done), settings)
+        found = evaluate_batches(_read(reader, reader.open(table, columns, csv), done), settings)
         failed = _failed(parsed, found)
         has_requirements = bool(parsed.at_least or parsed.at_most)
         if parsed.report:
