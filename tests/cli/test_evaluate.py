@@ -205,12 +205,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "code", "message"), WRONG)
-def test_errors(options: list[str], code: int, message: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    options: list[str],
+    code: int,
+    message: str,
+    table: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(table.parent)
     assert main(["evaluate", str(table), "--label", "label", *options]) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("lum evaluate: ")
     assert message in said.err
+    assert list(table.parent.iterdir()) == [table], "nothing is left behind"
 
 
 @pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=high", "accuracy=nan"])

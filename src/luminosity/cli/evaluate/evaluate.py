@@ -181,7 +181,7 @@ def _run(parsed: argparse.Namespace) -> int:
     settings = _settings(parsed)
     check_report(parsed.report)
     reader = TableReader("evaluate", parsed.dead_letters)
-    with scored(parsed, settings) as (table, settings), ProgressLine() as progress, reader:
+    with reader, scored(parsed, settings) as (table, settings), ProgressLine() as progress:
         (csv,) = csv_arguments(parsed, table) if table == parsed.table else ({},)
         columns = roots_of(settings.columns, ReadTable(table, **csv).schema.names)
         done = progress.rows(f"reading {parsed.table}")
