@@ -38,6 +38,7 @@ __all__ = [
     "column_of",
     "current_and_reference",
     "fields_of_table",
+    "handler_of",
     "needs_columns",
     "output_type_of",
     "remember_fields",
@@ -63,7 +64,7 @@ _COLUMN_KEYS = ("model", "inputs", "output", "inference_args")
 _EXPECTED = f"a name such as embed:MODEL or module:object, or type: (one of {', '.join(HANDLERS)}) and config:"
 
 
-def _handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
+def handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
     """Return the handler that ``spec`` describes: a text such as ``embed:MODEL``, or a mapping with type and config."""
     if isinstance(spec, str):
         try:
@@ -95,7 +96,7 @@ def column_of(name: str, spec: Any) -> Column:
     check_keys(spec, _COLUMN_KEYS, f"the column {name!r}")
     if "model" not in spec:
         raise InvalidArgument(f"the column {name!r} has no model:, expected model: and inputs:")
-    handler = _handler_of(spec["model"])
+    handler = handler_of(spec["model"])
     inputs = spec.get("inputs")
     if inputs is None and isinstance(handler, Prompt):
         inputs = {each: each for each in handler.columns}  # the template names them
@@ -109,7 +110,7 @@ def _prompt_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a prompt takes that YAML can't write: the handler, and the type of the answers."""
     if "handler" not in config:
         raise InvalidArgument("found a Prompt without handler:, expected the model that answers")
-    found: dict[str, Any] = {"handler": _handler_of(config["handler"])}
+    found: dict[str, Any] = {"handler": handler_of(config["handler"])}
     if "returns" in config:
         found["returns"] = type_named(config["returns"])
     return found

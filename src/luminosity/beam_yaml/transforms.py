@@ -34,7 +34,7 @@ from luminosity.beam_yaml.arguments import (
     takes_arguments_of,
     type_of,
 )
-from luminosity.beam_yaml.evaluating import describe, evaluate
+from luminosity.beam_yaml.evaluating import describe, evaluate, score_texts
 from luminosity.drift import RBF, Aggregate, Laplacian, Linear, MMDTest, Polynomial
 from luminosity.errors import InvalidArgument
 from luminosity.inference.enrich.table_steps import check_schema
@@ -181,6 +181,7 @@ TRANSFORMS: Mapping[str, Callable[..., beam.PTransform[Any, Any]]] = {
     "MMDTest": mmd_test,
     "ReadTable": read_table,
     "RunInference": run_inference,
+    "ScoreTexts": score_texts,
     "SearchQdrant": search_vectors,
     "SearchVectors": search_vectors,
     "WriteLance": write_lance,
