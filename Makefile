@@ -81,7 +81,7 @@ check-lint: setup
 	$(BIN)/ruff check
 
 check-types: setup
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --warnings
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --warnings --threads
 
 check-imports: setup
 	$(BIN)/lint-imports

@@ -25,6 +25,7 @@ MODULES = {
     "luminosity.errors": "errors.md",
     "luminosity.evaluation": "api-evaluation.md",
     "luminosity.events": "api-events.md",
+    "luminosity.judging": "api-judging.md",
     "luminosity.testing": "api-testing.md",
 }
 # A docstring that begins with these says neither what the thing is nor what it does.

@@ -45,6 +45,7 @@ SLOW = {
     "docs/options.md",
     "docs/plan.md",
     "docs/progress.md",
+    "docs/prompts.md",
     "docs/remote.md",
     "docs/reproduce.md",
     "docs/serving.md",

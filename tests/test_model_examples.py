@@ -73,6 +73,23 @@ def test_a_real_language_model_summarises_reviews(run_example: RunExample, tmp_p
         assert row["film"].lower() in row["summary"].lower()
 
 
+def test_two_prompts_are_ranked(run_example: RunExample, tmp_path: Path) -> None:
+    report = tmp_path / "prompts.html"
+
+    printed = run_example("prompts", "--rows=120", f"--report={report}")
+
+    right = [
+        float(each) for each in re.findall(r"^\w+ +([\d.]+) \(.*\) of the answers are right", printed, re.MULTILINE)
+    ]
+    assert len(right) == 2
+    assert min(right) > 0.55, "guessing would be 0.5"
+    [counts] = re.findall(r"(\d+) wins, (\d+) ties, (\d+) losses", printed)
+    wins, ties, losses = map(int, counts)
+    assert wins + ties + losses == 120
+    assert (wins - losses) / 120 == pytest.approx(right[1] - right[0], abs=1e-3)
+    assert "<h2>Row by row</h2>" in report.read_text()
+
+
 def test_photos_get_sane_labels(run_example: RunExample, tmp_path: Path) -> None:
     printed = run_example("images", f"--out={tmp_path}")
 

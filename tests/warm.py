@@ -40,7 +40,7 @@ _IMPORTED = (
     "luminosity.cli.describe",
     "luminosity.cli.drift.command",
     "luminosity.cli.enrich.enrich",
-    "luminosity.cli.evaluate",
+    "luminosity.cli.evaluate.evaluate",
     "luminosity.cli.plan",
     "luminosity.cli.run",
     "luminosity.cli.runs",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.text.generator import TextGenerator
     from luminosity.inference.handlers.text.summarizer import Summarizer
     from luminosity.inference.handlers.torch import TorchModelHandler
+    from luminosity.inference.prompts.prompt import Prompt
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
     from luminosity.io.bigquery_schema import bigquery_schema
@@ -65,6 +66,7 @@ __all__ = [
     "MapTable",
     "ModelOptions",
     "PipelinePlan",
+    "Prompt",
     "ReadKafka",
     "ReadTable",
     "RowsFromTable",

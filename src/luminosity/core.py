@@ -169,6 +169,11 @@ class InferenceMetrics:
     RETRIES: Final = "server_retries"  # requests that were sent again
     THROTTLED: Final = "server_throttled"  # responses that ask to send less: 429, or 503 with Retry-After
     RETRY_WAIT: Final = "server_wait_micro_secs"  # summed over retries: the wait before the request was sent again
+    LIMIT_WAIT: Final = "limit_wait_micro_secs"  # summed over requests: the wait for limits that the user has set
+    CACHED_TOKENS: Final = "cached_prompt_tokens"  # prompt tokens that a server had in its own cache
+    COST: Final = "cost_nanos"  # of the tokens, by the prices that the user gave: billionths of their currency
+    CACHED_ANSWERS: Final = "cached_answers"  # answers from the cache of an earlier prompt, without the model
+    REPEATED_PROMPTS: Final = "repeated_prompts"  # prompts that got the answer of an equal one in the same run
     LOADS: Final = "loads"  # how often a model was loaded
     LOAD: Final = "load_micro_secs"  # this and the following: summed over loads
     MODEL_BYTES: Final = "model_bytes"  # of one copy of the model

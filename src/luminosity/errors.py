@@ -14,12 +14,15 @@
     │   └── ResourcesBusy                     other runs hold what a step asks for
     ├── ModelUnavailable (OSError)            the files of a model can't be found or fetched
     ├── HandlerError (ValueError)             a model handler returned something that breaks its contract
+    ├── AnswerError (ValueError)              a model's answer is not what the prompt asks for; it tells the text
     ├── ModelFailed (RuntimeError)            a model ended its thread or process instead of raising an exception
     │   └── ModelDied                         a model that takes examples as they come can't answer any more
     ├── HostUnavailable (RuntimeError)        a model host has failed, or can't be started or reached
     ├── RemoteModelError (RuntimeError)       a model server refused a request or sent an unreadable response
+    │   ├── BudgetReached                     a budget of money or tokens has no room for another request
     │   ├── EndpointError                     the endpoint is at fault: key, address, certificate, or it is down
-    │   └── IncompleteAnswer                  a server's answer is cut, withheld, or not the JSON that was asked for
+    │   └── IncompleteAnswer                  a model's answer is cut, withheld, or not the JSON that was asked for
+    ├── CacheError (OSError)                  a cache of answers can't be read or written
     ├── TableError (ValueError)               a table can't be read, or its files don't match
     ├── WriteError (OSError)                  a table can't be written
     ├── PathNotShared (OSError)               nodes of a cluster do not see the files that a path means
@@ -55,7 +58,10 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "AnswerError",
     "BlockLost",
+    "BudgetReached",
+    "CacheError",
     "CheckpointError",
     "CheckpointFailed",
     "DriftError",
@@ -217,6 +223,10 @@ class HandlerError(LuminosityError, ValueError):
     """A model handler returned something that breaks its contract, such as too few predictions."""
 
 
+class AnswerError(LuminosityError, ValueError):
+    """A model's answer can't be read as what the prompt asks for; the message has the text that came."""
+
+
 class ModelFailed(LuminosityError, RuntimeError):
     """A model ended its thread or its process, for example by ``sys.exit()``, instead of raising an exception."""
 
@@ -241,8 +251,16 @@ class EndpointError(RemoteModelError):
     """The endpoint is at fault, whatever the examples: the key, the address, the certificate, or it is down."""
 
 
+class BudgetReached(RemoteModelError):
+    """The budget of money or tokens that the user has set has no room for another request to a model's server."""
+
+
 class IncompleteAnswer(RemoteModelError):
-    """A server's answer to one example is cut off, empty or withheld, or not the JSON that was asked for."""
+    """A model's answer to one example is cut off, empty or withheld, or not the JSON that was asked for."""
+
+
+class CacheError(LuminosityError, OSError):
+    """A cache of answers can't be read or written."""
 
 
 class TableError(LuminosityError, ValueError):

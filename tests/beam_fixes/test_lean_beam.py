@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("bson", "pandas", "pyarrow", "pymongo")
+HEAVY = ("beartype", "bson", "cryptography", "httplib2", "pandas", "pyarrow", "pymongo", "regex", "requests")
 _TIMEOUT_S = 300.0  # for a process that imports Beam on a busy machine
 FIRST = pytest.mark.parametrize("first", ["luminosity", "apache_beam"])
 
@@ -44,7 +44,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity import LuminosityRunner
 def heavy(_):
     import sys
-    return sorted(name for name in {("IPython", "packaging.requirements", *HEAVY)} if name in sys.modules)
+    return sorted(name for name in {("IPython", "packaging.requirements", "rich", *HEAVY)} if name in sys.modules)
 if __name__ == "__main__":
     with beam.Pipeline(LuminosityRunner(), PipelineOptions(["--progress=off"])) as p:
         _ = p | beam.Create([1]) | beam.Map(lambda n: n + 1)
@@ -289,3 +289,96 @@ later = base._ModelHandlerManager.load.__builtins__["__import__"]
 print(later("apache_beam.ml.inference.model_manager", fromlist=["ModelManager"]).ModelManager.__name__)
 """
     assert run(code, first) == "False True\nModelManager\n"
+
+
+_HANDLERS = """
+import typing
+from apache_beam.ml.inference import sklearn_inference as module
+heavy = ("joblib", "pandas", "scipy", "sklearn")
+assert not [name for name in heavy if name in sys.modules]
+"""
+
+
+def test_beams_handlers_for_scikit_learn_import_it_when_they_use_it() -> None:
+    code = """
+import pickle
+handler = module.SklearnModelHandlerNumpy("model.pkl")
+assert pickle.loads(pickle.dumps(handler))._model_uri == handler._model_uri
+assert not [name for name in heavy if name in sys.modules]
+assert module.joblib.__name__ == "joblib" and callable(module.joblib.load)
+frame = module.pandas.DataFrame({"x": [1.0]})
+class Sum:
+    def predict(self, rows):
+        return rows.sum(axis=1)
+predictions, rows = module._default_pandas_inference_fn(Sum(), [frame, frame])
+print(list(predictions), len(rows), type(frame).__module__)
+"""
+    assert run(_HANDLERS + code) == "[1.0, 1.0] 2 pandas.core.frame\n"
+
+
+def test_the_types_of_beams_handlers_for_scikit_learn_are_the_real_ones() -> None:
+    code = """
+hints = typing.get_type_hints(module._default_pandas_inference_fn)
+import pandas
+from sklearn.base import BaseEstimator
+assert hints["model"] is BaseEstimator and typing.get_args(hints["batch"]) == (pandas.DataFrame,)
+assert module.BaseEstimator is BaseEstimator
+try:
+    module.no_such_name
+except AttributeError as error:
+    print(error)
+everything = {}
+exec("from apache_beam.ml.inference.sklearn_inference import *", everything)
+assert everything["SklearnModelHandlerPandas"] is module.SklearnModelHandlerPandas
+"""
+    expected = "module 'apache_beam.ml.inference.sklearn_inference' has no attribute 'no_such_name'\n"
+    assert run(_HANDLERS + code) == expected
+
+
+def test_what_a_script_has_imported_is_used_as_it_is() -> None:
+    code = """
+import sklearn.base
+from apache_beam.ml.inference import sklearn_inference as module
+print(module.BaseEstimator is sklearn.base.BaseEstimator, module.PandasInferenceFn.__args__[0].__name__)
+"""
+    assert run(code) == "True BaseEstimator\n"
+
+
+def test_without_scikit_learn_its_handlers_cannot_be_imported() -> None:
+    code = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "sklearn" else find(name, package)
+class Missing:
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "sklearn":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+try:
+    import apache_beam.ml.inference.sklearn_inference
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert run(code) == "sklearn\n"
+
+
+def test_libraries_that_a_few_functions_use_are_there_when_these_run() -> None:
+    code = """
+import base64
+from apache_beam.internal import http_client
+from apache_beam.io.gcp import bigquery_tools, gce_metadata_util
+from apache_beam.transforms import util
+from apache_beam.typehints import typehints
+assert not typehints.is_consistent_with(list, dict) and typehints.is_consistent_with(bool, int)
+from beartype.door import is_subhint
+from beartype.roar import BeartypeDoorException
+assert typehints.is_subhint is is_subhint and typehints.BeartypeDoorException is BeartypeDoorException
+util.Fernet(base64.urlsafe_b64encode(bytes(32)))
+from cryptography.fernet import Fernet
+assert util.Fernet is Fernet
+assert http_client.get_new_http().timeout is not None
+assert issubclass(gce_metadata_util.requests.exceptions.ConnectTimeout, gce_metadata_util.requests.RequestException)
+assert bigquery_tools.regex.fullmatch("a+", "aa")
+print([name for name in ("beartype", "cryptography", "httplib2", "regex", "requests") if name not in sys.modules])
+"""
+    assert run(code) == "[]\n"

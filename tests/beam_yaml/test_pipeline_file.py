@@ -24,6 +24,7 @@ from luminosity.drift import MMDTest
 from luminosity.errors import MissingExtra, OptionError, PipelineFileError, RunFailed
 from luminosity.evaluation import Describe, Evaluate
 from luminosity.extras import require
+from luminosity.judging import ScoreTexts
 from tests.warm import run_module
 
 _MODELS = "tests.beam_yaml.yaml_models"
@@ -233,6 +234,8 @@ def test_tables_are_evaluated_and_described(folder: Path) -> None:
     undefined = metrics["text", "bad", "first", "recall"]
     assert (undefined["value"], undefined["reason"]) == (None, "no row has the label True")
 
+    assert metrics[None, None, "first", "kappa"]["value"] == 1
+
     columns = _read(folder / "columns.jsonl")
     assert [row["column"] for row in columns] == ["text", "stars"] or columns[0]["distance"] == columns[1]["distance"]
     (stars,) = [row for row in columns if row["column"] == "stars"]
@@ -242,6 +245,68 @@ def test_tables_are_evaluated_and_described(folder: Path) -> None:
     changes = {row["column"]: row["change"] for row in _read(folder / "changes.json")}
     assert changes["guess"] == "the column is gone"
     assert changes["stars"] == "median 4, now 4"
+
+
+_TEXTS = """\
+pipeline:
+  type: chain
+  transforms:
+    - type: Create
+      config:
+        elements:
+          - {expected: a good film, first: a bad film, second: a good film, stars: 2, more: 4}
+          - {expected: "yes", first: "yes", second: "no", stars: 5, more: 1}
+    - type: ScoreTexts
+      config:
+        label: expected
+        prediction: first
+        prediction_b: second
+        judge: {model: "yaml_judge:Judge", rubric: It is good, scale: pass/fail}
+    - type: Evaluate
+      config:
+        label: expected
+        prediction: first
+        prediction_b: second
+        task: texts
+        measures: [stars, judge]
+        measures_b: [more, judge_b]
+        preference: preference
+    - type: WriteToJson
+      config: {path: "{{ folder }}/metrics.json"}
+"""
+
+
+_JUDGE = """\
+from luminosity import Handler
+
+
+class Judge(Handler[object, str, None]):
+    def load_model(self):
+        return None
+
+    def predict(self, model, batch, inference_args=None):
+        asked = [messages[0]["content"] for messages in batch]
+        return ["tie" if "first answer" in each else "pass" if "good film" in each else "well" for each in asked]
+"""
+
+
+def test_texts_of_two_models_are_judged_and_evaluated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "yaml_judge.py").write_text(_JUDGE)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    (folder / "texts.yaml").write_text(_TEXTS)
+    flags = [_variables(folder), "--runner=luminosity.LuminosityRunner", "--cpu_workers=1"]
+    PipelineFile(str(folder / "texts.yaml"), flags).run()
+
+    rows = {(row["model"], row["metric"]): row["value"] for row in _read(folder / "metrics.json")}
+    assert (rows["first", "rouge1"], rows["second", "rouge1"]) == (pytest.approx(5 / 6), 0.5)
+    assert (rows["first", "stars"], rows["second minus first", "stars"]) == (3.5, -1)
+    assert rows["win rate of the second", "exact_match"] == 0.5
+    assert (rows["first", "judge"], rows["win rate of the second", "preference"]) == (1, 0.5)
+    wrong = (folder / "texts.yaml").read_text().replace("rubric: It is good, ", "")
+    (folder / "texts.yaml").write_text(wrong)
+    with pytest.raises(PipelineFileError, match="expected a mapping with model: and rubric:"):
+        PipelineFile(str(folder / "texts.yaml"), flags).build(beam.Pipeline())
 
 
 def _mistake(folder: Path, old: str, new: str, *flags: str) -> str:
@@ -341,6 +406,7 @@ def test_a_circle_of_inputs_is_shown(tmp_path: Path) -> None:
         (luminosity.AddRowIds, set()),
         (Describe, set()),
         (Evaluate, set()),
+        (ScoreTexts, set()),
         (MMDTest, {"keyed", "bins", "precision"}),
         (luminosity.ReadTable, {"where"}),
         (luminosity.SearchQdrant, {"api_key"}),

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from luminosity.cli.main import main
+from tests.inference.handlers.model_server import Said, Seen, serving
 
 
 @pytest.fixture
@@ -106,11 +107,97 @@ def test_numbers_and_rankings(table: Path, tmp_path: Path, capsys: pytest.Captur
     assert "among the first 3 rows of a query" in report.read_text()
 
 
+def test_texts_of_two_prompts_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, report = tmp_path / "texts.jsonl", tmp_path / "texts.html"
+    rows = [("a good film", "a bad film", "a good film", 2, 4, 1), ("yes", "yes", "no", 5, None, -1)]
+    names = ("expected", "first", "second", "stars", "more", "better")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    command = ["evaluate", str(path), "--task", "texts", "--label", "expected", "--prediction", "first"]
+    assert main([*command, "--measure", "stars", "--resamples", "0", "--at-least", "rougeL=0.9"]) == 3
+    assert capsys.readouterr().out.startswith("not met: rougeL 0.8333 is below 0.9 · normalised_match 0.5, similarity")
+
+    command += ["--prediction-b", "second", "--measure", "stars", "--measure-b", "more", "--preference", "better"]
+    assert main([*command, "--resamples", "0", "--report", str(report)]) == 0
+    _, note, *lines = capsys.readouterr().out.splitlines()
+    assert note == "note: 1 of 2 rows have no number in 'more', and its mean leaves them out"
+    table = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ")}
+    assert table["first"] == ["second", "difference", "win", "tie", "loss", "win", "rate"]
+    assert table["exact_match"] == ["0.5", "0.5", "0", "1", "0", "1", "0.5"]
+    assert table["stars"] == ["3.5", "4", "0.5", "1", "0", "0", "1"]
+    assert table["preference"] == ["1", "0", "1", "0.5"]
+    page = report.read_text()
+    for title in ("Metrics", "The second model against the first", "Row by row"):
+        assert f"<h2>{title}</h2>" in page
+    assert "F1 of the words that both texts have in the same order" in page
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["stars"]["wins"] == 1
+    assert found["settings"]["measures"] == ["stars"]
+
+
+def _judged(seen: Seen) -> Said:
+    """Give long texts a 5, prefer them, and say something else about "x"."""
+    prompt = seen.json["messages"][0]["content"]
+    texts = json.loads(prompt[prompt.index("{") : prompt.index("\n}\n") + 2])
+    if "answer" not in texts:
+        verdict = "first" if len(texts["first answer"]) > len(texts["second answer"]) else "second"
+    else:
+        verdict = "I can't tell" if texts["answer"] == "x" else "5" if len(texts["answer"]) > 6 else "1"
+    return Said({"model": "m", "choices": [{"message": {"content": verdict}, "finish_reason": "stop"}]})
+
+
+def test_a_judge_on_a_server_scores_the_texts_of_two_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out, rubric = tmp_path / "texts.jsonl", tmp_path / "scored.parquet", tmp_path / "rubric.txt"
+    rows = [
+        ("who", "ann lee", "ann", "it was ann lee"),
+        ("when", "1999", "in 1999", "1998"),
+        ("why", "money", "x", "y"),
+    ]
+    names = ("question", "expected", "old", "new")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    rubric.write_text("Long is good.")
+    command = ["evaluate", str(path), "--task", "texts", "--label", "expected", "--prediction", "old"]
+    command += ["--prediction-b", "new", "--judge", "m", "--rubric", f"@{rubric}", "--question", "question"]
+    with serving(_judged) as server:
+        assert main([*command, "--server", server.url, "--scored", str(out), "--json", "--resamples", "0"]) == 0
+        prompts = [seen.json["messages"][0]["content"] for seen in server.posts]
+    found = json.loads(capsys.readouterr().out)
+    assert (found["metrics"]["judge"]["value"], found["metrics_b"]["judge"]["value"]) == (3, pytest.approx(7 / 3))
+    assert "1 of 3 rows have no number in 'judge', and its mean leaves them out" in found["notes"]
+    preference = found["outcomes"]["preference"]
+    assert preference["wins"] + preference["losses"] == 3
+    assert len(prompts) == 9
+    assert all(prompt.startswith("Rubric: Long is good.") for prompt in prompts)
+    scored = {row["question"]: row for row in pq.read_table(out).to_pylist()}
+    assert {name: (row["judge"], row["judge_b"]) for name, row in scored.items()} == {
+        "who": (1, 5),
+        "when": (5, 1),
+        "why": (None, 1),
+    }
+    assert scored["why"]["judge_said"] == "I can't tell"
+
+    people = tmp_path / "people.parquet"
+    table = pq.read_table(out)
+    pq.write_table(table.append_column("people", pa.array([1, 5, 5])), people)
+    command = ["evaluate", str(people), "--label", "people", "--prediction", "judge_b", "--json"]
+    assert main(command) == 0
+    assert "kappa_quadratic" not in json.loads(capsys.readouterr().out)["metrics"], "there are only two classes"
+
+
+JUDGE = ["--prediction", "other", "--judge", "m"]
 WRONG = [
     (["--prediction", "mood.labl"], 1, "found no column 'labl', expected one of label, score; did you mean 'label'?"),
     (["--prediction", "nothing"], 1, "nothing"),
     (["--prediction", "other", "--at-least", "acuracy=1"], 1, "found no metric 'acuracy'"),
     (["--prediction", "number"], 1, "holds double"),
+    (["--prediction", "other", "--measure", "number"], 1, "expected both; add --task texts"),
+    (JUDGE, 1, "found --judge without --task texts, expected both"),
+    ([*JUDGE, "--task", "texts"], 1, "found --judge without --rubric, expected both; add --rubric TEXT"),
+    ([*JUDGE, "--task", "texts", "--dead-letters", "d.jsonl"], 1, "found --judge and --dead-letters"),
+    ([*JUDGE, "--task", "texts", "--rubric", "@nowhere"], 1, "--rubric @nowhere: can't read the file"),
+    (["--prediction", "other", "--scale", "1-5"], 1, "found --scale without a model; add --judge MODEL"),
     ([], 1, "found neither --prediction nor --score"),
     (["--prediction", "other", "--each-slice"], 1, "expected --slice and --at-least or --at-most"),
     (["--prediction", "other", "--report", "/nowhere/at/all.html"], 1, "expected the name of a file in a folder"),
@@ -118,12 +205,21 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "code", "message"), WRONG)
-def test_errors(options: list[str], code: int, message: str, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(
+    options: list[str],
+    code: int,
+    message: str,
+    table: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(table.parent)
     assert main(["evaluate", str(table), "--label", "label", *options]) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("lum evaluate: ")
     assert message in said.err
+    assert list(table.parent.iterdir()) == [table], "nothing is left behind"
 
 
 @pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=high", "accuracy=nan"])

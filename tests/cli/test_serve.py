@@ -385,9 +385,11 @@ def test_wrong_options_are_told(arguments: list[str], told: str, capsys: pytest.
 
 
 def test_each_kind_of_model_has_its_handler() -> None:
-    kinds = ("embed", "classify", "summarize", "embed-images", "classify-images")
+    kinds = ("embed", "classify", "summarize", "generate", "embed-images", "classify-images")
     found = [type(named_handler(f"{kind}:some/model")).__name__ for kind in kinds]
-    assert found == ["SentenceEmbedder", "TextClassifier", "Summarizer", "ImageEmbedder", "ImageClassifier"]
+    classes = ["SentenceEmbedder", "TextClassifier", "Summarizer", "TextGenerator", "ImageEmbedder", "ImageClassifier"]
+    assert found == classes
+    assert named_handler("chat:http://localhost:8000#llama").model_id == "llama"
 
 
 def test_names_of_handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

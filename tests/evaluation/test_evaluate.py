@@ -117,6 +117,7 @@ def test_binary_metrics_equal_those_of_scikit_learn(digits: int | None) -> None:
         "precision": sk.precision_score(label, prediction),
         "recall": sk.recall_score(label, prediction),
         "f1": sk.f1_score(label, prediction),
+        "kappa": sk.cohen_kappa_score(label, prediction),
         "auc": sk.roc_auc_score(label, score),
         "average_precision": sk.average_precision_score(label, score),
         "brier": sk.brier_score_loss(label, score),

@@ -108,15 +108,21 @@ def test_what_the_fork_server_imports_is_safe_to_fork() -> None:
     code = f"""
 import importlib, os, pkgutil, sys, threading
 from luminosity.engine.workers import forkserver
-from luminosity.engine.workers.launcher import _STEP_MODULES, _WITH_TORCH
+from luminosity.core import OPENMP_VARIABLES
+from luminosity.engine.workers.preloading import _STEP_MODULES, _WITH_TORCH
 forkserver._preload()
 import luminosity
 names = [module.name for module in pkgutil.walk_packages(luminosity.__path__, "luminosity.")]
 names = [name for name in names if name.startswith(_STEP_MODULES) and not name.endswith("__main__")]
 names = [name for name in names if name not in _WITH_TORCH]
 assert len(names) > 50
-forkserver._import_for_workers([*names, "luminosity.inference.no_such_module"])
+forkserver._import_for_workers([*names, "luminosity.inference.no_such_module"], dict())
 assert "tokenizers" in sys.modules
+before = dict(os.environ)
+forkserver._import_for_workers(["sklearn.base", "sklearn.cluster"], dict.fromkeys(OPENMP_VARIABLES, "1"))
+assert dict(os.environ) == before
+from threadpoolctl import threadpool_info
+assert set(each["num_threads"] for each in threadpool_info()) == set([1])
 threads = [open(f"/proc/self/task/{{each}}/comm").read().strip() for each in os.listdir("/proc/self/task")]
 own = [name for name in threads if name != "jemalloc_bg_thd"]  # pyarrow's allocator ends it in a forked process
 print([name for name in {heavy} if name in sys.modules], threading.active_count(), len(own))
@@ -178,7 +184,7 @@ def test_the_fork_server_imports_the_libraries_that_the_script_has(imports: str,
     code = f"""
 {imports}
 import json
-from luminosity.engine.workers.launcher import modules_to_preload
+from luminosity.engine.workers.preloading import modules_to_preload
 print(json.dumps(modules_to_preload()))
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)

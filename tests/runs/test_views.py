@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 
 from luminosity.events import (
     DeviceView,
+    Event,
     InferenceView,
     KafkaView,
     MemoryUse,
@@ -35,8 +36,9 @@ from luminosity.events import (
     StageView,
     Status,
     StreamView,
+    Subscriber,
 )
-from luminosity.runs.views import live
+from luminosity.runs.views.choice import LateView, view_for
 from luminosity.runs.views.frame import frame
 from luminosity.runs.views.live import LiveView, Terminal, _Above
 from luminosity.runs.views.plain import PlainView, line, summary
@@ -298,23 +300,48 @@ def at(seconds: float) -> Snapshot:
     return a_snapshot(seconds, SNAPSHOT.stages)
 
 
+def made(view: Subscriber | None) -> type[object]:
+    """Return the class of the view that a run of some seconds gets."""
+    return type(view.make() if isinstance(view, LateView) else view)
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("auto", LiveView), ("plain", PlainView), ("off", type(None))])
 def test_a_terminal_gets_the_view_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, mode: str, expected: type[object]
 ) -> None:
     a_terminal(monkeypatch)
-    assert type(live.view_for(mode)) is expected
+    assert made(view_for(mode)) is expected
 
 
 def test_without_a_terminal_lines_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert type(live.view_for("auto")) is PlainView
+    assert made(view_for("auto")) is PlainView
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     a_terminal(monkeypatch)
     monkeypatch.setenv("TERM", "dumb")
-    assert type(live.view_for("auto")) is PlainView
+    assert made(view_for("auto")) is PlainView
+
+
+def test_a_view_is_made_when_it_may_show_something() -> None:
+    taken: list[list[Event]] = []
+
+    def make() -> Subscriber:
+        taken.append([])
+        return taken[-1].append
+
+    short, counting, long = LateView(make), LateView(make), LateView(make)
+    ended = RunEnded("r", 1.5, "done", at(1.5))
+    for event in (RUN, at(0.2), at(0.9), ended):
+        short(event)
+    assert taken == []
+    counted = replace(ended, seconds=0.5, metrics=(metric("rows"),))
+    for event in (RUN, at(0.2), counted):
+        counting(event)
+    for event in (RUN, at(0.9), at(1.0), at(1.5), ended):
+        long(event)
+    assert taken == [[RUN, counted], [RUN, at(1.0), at(1.5), ended]]
 
 
 @pytest.mark.parametrize("view", [LiveView, PlainView])

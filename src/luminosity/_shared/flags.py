@@ -15,9 +15,9 @@ from typing import Any
 __all__ = ["HANDLER_HELP", "MODEL_FLAGS", "RUNNER_FLAGS", "Flag", "add_arguments", "help_text", "markdown_table"]
 
 HANDLER_HELP = (
-    "embed:MODEL or classify:MODEL for texts, summarize:MODEL, embed-images:MODEL or classify-images:MODEL (a folder, "
-    "a name on the Hugging Face hub or in a registry), or module:object (a handler, or a class or function that makes "
-    "one)"
+    "embed:MODEL or classify:MODEL for texts, summarize:MODEL, generate:MODEL, embed-images:MODEL or "
+    "classify-images:MODEL (a folder, a name on the Hugging Face hub or in a registry), chat:URL#MODEL, or "
+    "module:object (a handler, or a class or function that makes one)"
 )
 """The names by which commands take a model."""
 _HELP_COLUMN = 27  # where the meaning starts, as wide as argparse's own help
@@ -247,6 +247,13 @@ MODEL_FLAGS = (
         "how much the model cache may hold, such as 20GB",
         default="50GB, but at most half of the disk space that is free or already used by the cache",
         page="models.md",
+    ),
+    Flag(
+        "max_cost",
+        "AMOUNT",
+        "the most that the tokens of all models on servers may cost in this run, by the prices of their handlers",
+        default="no limit",
+        page="remote.md",
     ),
 )
 

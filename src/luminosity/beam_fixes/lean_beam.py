@@ -1,12 +1,14 @@
 """Faster imports of Beam: without garbage collection, and without libraries that most pipelines do not use.
 
-``import apache_beam`` imports pandas, pyarrow and pymongo, which is half of its time and of its memory. Here these
-imports wait until something uses them:
+``import apache_beam`` imports pandas, pyarrow and pymongo, which is half of its time and of its memory, and requests,
+httplib2, beartype and more, which are a fifth of the rest. Here these imports wait until something uses them:
 
 * ``apache_beam.io`` and ``apache_beam.typehints`` copy all names of some modules into themselves. They get those of
   :data:`_PARTS` when one is asked for.
 * ``apache_beam.io.textio`` uses pandas at its top, but only to copy from its documentation.
 * ``apache_beam.ml.inference.base`` imports torch if it can, only to manage models.
+* ``apache_beam.ml.inference.sklearn_inference`` imports scikit-learn and pandas, which take 85 MB and a second, to name
+  types. Its functions use them in workers. A few other modules use a library in some functions only.
 
 Each of these modules runs with an ``__import__`` of its own. Nobody else ever sees it, or a stand-in. What a program
 has imported already, and what is not installed, is imported as ever.
@@ -21,9 +23,10 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ForwardRef, cast
 
 __all__ = ["collect_seldom", "import_beam", "install"]
 
@@ -31,6 +34,7 @@ Run = Callable[[ModuleType, Callable[[ModuleType], None]], None]  # gets a modul
 
 _IO, _TYPES, _TEXT = "apache_beam.io", "apache_beam.typehints", "apache_beam.io.textio"
 _INFERENCE = "apache_beam.ml.inference.base"
+_SKLEARN = "apache_beam.ml.inference.sklearn_inference"
 # Modules whose names a package copies, with the libraries that make them slow to import.
 _PARTS: Mapping[str, Mapping[str, str]] = {
     _IO: {f"{_IO}.mongodbio": "pymongo", f"{_IO}.parquetio": "pyarrow"},
@@ -39,6 +43,18 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
 _LIBRARIES: Mapping[str, Sequence[str]] = {_TEXT: ("pandas",), _TYPES: ("pandas", "pyarrow")}
 # Beam imports it, and with it torch, only if it can; and again when it is used. Torch takes 2 s and 200 MB.
 _REFUSED = {_INFERENCE: "apache_beam.ml.inference.model_manager"}
+# Modules that a module uses in functions, or names in types.
+_LATE: Mapping[str, Sequence[str]] = {
+    _SKLEARN: ("joblib", "pandas", "sklearn.base"),
+    "apache_beam.internal.http_client": ("httplib2",),
+    "apache_beam.io.gcp.bigquery_tools": ("regex",),
+    "apache_beam.io.gcp.gce_metadata_util": ("requests",),
+}
+# Modules of which a module takes names that its functions call.
+_CALLED: Mapping[str, Sequence[str]] = {
+    "apache_beam.transforms.util": ("cryptography.fernet",),
+    "apache_beam.typehints.typehints": ("beartype.door", "beartype.roar"),
+}
 _ALL = re.compile(r"^__all__ = \[(.*?)\]", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"""["'](\w+)["']""")
 
@@ -71,7 +87,7 @@ def install(others: Mapping[str, Run]) -> None:
     A module that is imported already stays as it is. Calling this again changes nothing.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        runs = dict.fromkeys((*_PARTS, *_LIBRARIES, *_REFUSED), _run_lean) | dict(others)
+        runs = dict.fromkeys((*_PARTS, *_LIBRARIES, *_REFUSED, *_LATE, *_CALLED), _run_lean) | dict(others)
         sys.meta_path.insert(0, _Finder(runs))  # type: ignore[arg-type]  # importlib.abc would cost each start 3 ms
 
 
@@ -125,6 +141,10 @@ def _run_lean(module: ModuleType, execute: Callable[[ModuleType], None]) -> None
         names["__builtins__"] = vars(builtins)  # its functions keep the others, which now differ in nothing
     if name == _INFERENCE:
         names["resource"] = resource  # Beam sets it to None together with the model manager
+    if name in _LATE:
+        _import_late(module, imports)
+    if name in _CALLED:
+        _import_when_called(module)
     if isinstance(names.get("pandas"), _Documented):
         del names["pandas"]
         names["__getattr__"] = _pandas_of_text
@@ -155,6 +175,10 @@ class _Imports:
                 return _Nothing(name)
             if name in _LIBRARIES.get(self._importer, ()) and _is_installed(name):
                 return _Documented(name) if self._importer == _TEXT else _Nothing(name)
+            if name in (*_LATE.get(self._importer, ()), *_CALLED.get(self._importer, ())) and _is_installed(
+                name.partition(".")[0]
+            ):
+                return _Late(name, self)
         return builtins.__import__(name, *args, **kwargs)
 
 
@@ -179,6 +203,53 @@ class _Documented:
 
     def __getattr__(self, name: str) -> Any:
         return _Documented(f"{self._name}.{name}")
+
+
+class _Late(ModuleType):
+    """A module that is imported when something of it is used. Until then, what others take of it are names."""
+
+    def __init__(self, name: str, imports: _Imports) -> None:
+        super().__init__(name)
+        self._imports = imports
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._imports.is_running:
+            return ForwardRef(f"{self.__name__}.{name}")
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _import_late(module: ModuleType, imports: _Imports) -> None:
+    """Let a module that has run get the types that it has imported by name, when something asks it for them."""
+    names = vars(module)
+    types = {name: value.__forward_arg__ for name, value in names.items() if isinstance(value, ForwardRef)}
+    for name, path in types.items():
+        del names[name]
+        package = path.partition(".")[0]
+        names.setdefault(package, _Late(package, imports))  # typing.get_type_hints looks for it here
+
+    def get(name: str) -> Any:
+        if name not in types:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        home, _, attribute = types[name].rpartition(".")
+        return getattr(importlib.import_module(home), attribute)
+
+    names["__getattr__"] = get
+
+
+def _import_when_called(module: ModuleType) -> None:
+    """Let a module that has run get all names that it lacks as soon as it calls one of them."""
+    names = vars(module)
+    paths = {name: value.__forward_arg__ for name, value in names.items() if isinstance(value, ForwardRef)}
+
+    def call(called: str, *args: Any, **kwargs: Any) -> Any:
+        for name, path in paths.items():
+            home, _, attribute = path.rpartition(".")
+            names[name] = getattr(importlib.import_module(home), attribute)
+        return names[called](*args, **kwargs)
+
+    names.update({name: partial(call, name) for name in paths})
 
 
 def _pandas_of_text(name: str) -> Any:

@@ -23,6 +23,8 @@ from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import InvalidArgument, OptionError
 from luminosity.inference.enrich.column import Column, model_of
 from luminosity.inference.model_names import named_handler
+from luminosity.inference.prompts.named_types import type_named
+from luminosity.inference.prompts.prompt import Prompt
 from luminosity.tables.rows import RowsFromTable, TableFromRows
 from luminosity.tables.types import fields_of, row_hint
 
@@ -36,6 +38,7 @@ __all__ = [
     "column_of",
     "current_and_reference",
     "fields_of_table",
+    "handler_of",
     "needs_columns",
     "output_type_of",
     "remember_fields",
@@ -47,6 +50,7 @@ HANDLERS = (
     "HttpModelHandler",
     "ImageClassifier",
     "ImageEmbedder",
+    "Prompt",
     "SentenceEmbedder",
     "Summarizer",
     "TextClassifier",
@@ -60,7 +64,7 @@ _COLUMN_KEYS = ("model", "inputs", "output", "inference_args")
 _EXPECTED = f"a name such as embed:MODEL or module:object, or type: (one of {', '.join(HANDLERS)}) and config:"
 
 
-def _handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
+def handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
     """Return the handler that ``spec`` describes: a text such as ``embed:MODEL``, or a mapping with type and config."""
     if isinstance(spec, str):
         try:
@@ -76,8 +80,11 @@ def _handler_of(spec: Any) -> ModelHandler[Any, Any, Any]:
             f"found a model of type {kind!r}, expected one of {', '.join(HANDLERS)}",
             fix=did_you_mean(kind, HANDLERS) or "write model: module:object for a handler of your own",
         )
+    config = dict(spec.get("config") or {})
+    if kind == "Prompt":
+        config |= _prompt_values(config)
     try:
-        return getattr(luminosity, kind)(**(spec.get("config") or {}))
+        return getattr(luminosity, kind)(**config)
     except TypeError as error:
         raise InvalidArgument(f"{kind}: {error}") from None
 
@@ -87,11 +94,26 @@ def column_of(name: str, spec: Any) -> Column:
     if not isinstance(spec, Mapping):
         raise InvalidArgument(f"found {name}: {spec!r}, expected a mapping with model: and inputs:")
     check_keys(spec, _COLUMN_KEYS, f"the column {name!r}")
-    for key in ("model", "inputs"):
-        if key not in spec:
-            raise InvalidArgument(f"the column {name!r} has no {key}:, expected model: and inputs:")
+    if "model" not in spec:
+        raise InvalidArgument(f"the column {name!r} has no model:, expected model: and inputs:")
+    handler = handler_of(spec["model"])
+    inputs = spec.get("inputs")
+    if inputs is None and isinstance(handler, Prompt):
+        inputs = {each: each for each in handler.columns}  # the template names them
+    if inputs is None:
+        raise InvalidArgument(f"the column {name!r} has no inputs:, expected model: and inputs:")
     output = None if spec.get("output") is None else type_of(spec["output"])
-    return Column(_handler_of(spec["model"]), spec["inputs"], output, inference_args=spec.get("inference_args"))
+    return Column(handler, inputs, output, inference_args=spec.get("inference_args"))
+
+
+def _prompt_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a prompt takes that YAML can't write: the handler, and the type of the answers."""
+    if "handler" not in config:
+        raise InvalidArgument("found a Prompt without handler:, expected the model that answers")
+    found: dict[str, Any] = {"handler": handler_of(config["handler"])}
+    if "returns" in config:
+        found["returns"] = type_named(config["returns"])
+    return found
 
 
 def output_type_of(column: Column) -> pa.DataType | None:

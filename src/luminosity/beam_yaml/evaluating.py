@@ -1,4 +1,4 @@
-"""``Evaluate`` and ``Describe`` as YAML takes them: their results are rows, which other transforms can use."""
+"""``Evaluate``, ``Describe`` and ``ScoreTexts`` as YAML takes them: their results are rows or columns."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from apache_beam.typehints.row_type import RowTypeConstraint
 
 from luminosity import ReadTable
 from luminosity.beam_yaml.arguments import (
+    Fields,
     OnTable,
     as_table,
+    check_keys,
     current_and_reference,
     fields_of_table,
+    handler_of,
     needs_columns,
     remember_fields,
     takes_arguments_of,
 )
 from luminosity.errors import InvalidArgument
 from luminosity.evaluation import Describe, Description, Evaluate, Evaluation, Metric
+from luminosity.judging import Judge, ScoreTexts
 
-__all__ = ["describe", "evaluate"]
+__all__ = ["describe", "evaluate", "score_texts"]
+
+_JUDGE_KEYS = ("model", "rubric", "scale", "question", "pairs")
 
 _Number = float | None
 _Text = str | None
@@ -56,14 +62,41 @@ _CHANGE_FIELDS: Mapping[str, Any] = {"distance": float, "p_value": _Number, "cha
 @takes_arguments_of(Evaluate)
 def evaluate(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
     """Evaluates predictions against labels. Its output has a row for each metric, of the table and of each slice."""
-    columns = [arguments[name] for name in ("label", "prediction", "score", "prediction_b", "score_b", "query")]
+    named = ("label", "prediction", "score", "prediction_b", "score_b", "query", "preference")
+    columns = [*(arguments[name] for name in named), *arguments["measures"], *arguments["measures_b"]]
     columns += [each for by in arguments["slices"] for each in ([by] if isinstance(by, str) else by)]
-    named = [each.partition(".")[0] for each in columns if each is not None]
+    roots = [each.partition(".")[0] for each in columns if each is not None]
     return OnTable(
         Evaluate(**arguments),
         lambda found, _: found | "Metrics" >> beam.FlatMap(_metric_rows).with_output_types(_row_type(_METRIC_FIELDS)),
-        needs_columns(*dict.fromkeys(named)),
+        needs_columns(*dict.fromkeys(roots)),
     )
+
+
+@takes_arguments_of(ScoreTexts)
+def score_texts(arguments: dict[str, Any]) -> beam.PTransform[Any, Any]:
+    """Adds scores of texts, which Evaluate takes as measures.
+
+    Args:
+        embedder: a model that makes vectors of texts.
+        judge: a mapping with model and rubric, and optionally scale, question and pairs.
+    """
+    judge, embedder = arguments["judge"], arguments["embedder"]
+    if judge is not None:
+        if not isinstance(judge, Mapping) or not {"model", "rubric"} <= set(judge):
+            raise InvalidArgument(f"found judge: {judge!r}, expected a mapping with model: and rubric:")
+        check_keys(judge, _JUDGE_KEYS, "judge")
+        others = {name: value for name, value in judge.items() if name != "model"}
+        arguments["judge"] = Judge(handler_of(judge["model"]), **others)
+    arguments["embedder"] = None if embedder is None else handler_of(embedder)
+    scores = ScoreTexts(**arguments)
+    named = [arguments[name] for name in ("label", "prediction", "prediction_b") if arguments[name] is not None]
+    named += [judge["question"]] if judge and judge.get("question") else []
+
+    def note_columns(table: Any, fields: Fields | None) -> Any:
+        return remember_fields(table, None if fields is None else {**fields, **scores.new_columns})
+
+    return OnTable(scores, note_columns, needs_columns(*(each.partition(".")[0] for each in named)))
 
 
 @takes_arguments_of(Describe)
@@ -116,6 +149,7 @@ def _metric_rows(found: Evaluation) -> Iterator[beam.Row]:
     parts += [(by, value, each) for by, values in found.slices.items() for value, each in values.items()]
     for by, value, each in parts:
         models = {"first": each.metrics, "second": each.metrics_b, "second minus first": each.differences}
+        models["win rate of the second"] = {name: outcome.win_rate for name, outcome in each.outcomes.items()}
         for model, metrics in models.items():
             for name, metric in metrics.items():
                 yield _metric_row(by, _shown(value), model, name, metric, each.rows)

@@ -34,7 +34,7 @@ from luminosity.beam_yaml.arguments import (
     takes_arguments_of,
     type_of,
 )
-from luminosity.beam_yaml.evaluating import describe, evaluate
+from luminosity.beam_yaml.evaluating import describe, evaluate, score_texts
 from luminosity.drift import RBF, Aggregate, Laplacian, Linear, MMDTest, Polynomial
 from luminosity.errors import InvalidArgument
 from luminosity.inference.enrich.table_steps import check_schema
@@ -109,7 +109,7 @@ def run_inference(
     """
     if _is_beams(model_handler):
         return _beams_run_inference(model_handler, inputs, inference_tag, inference_args, output, error_handling)
-    if inputs is None:
+    if inputs is None and not (isinstance(model_handler, Mapping) and model_handler.get("type") == "Prompt"):
         raise InvalidArgument("expected inputs:, the column or columns that the model takes")
     spec = {"model": model_handler, "inputs": inputs, "output": output, "inference_args": inference_args}
     return _enrich({inference_tag: column_of(inference_tag, spec)}, error_handling)
@@ -181,6 +181,7 @@ TRANSFORMS: Mapping[str, Callable[..., beam.PTransform[Any, Any]]] = {
     "MMDTest": mmd_test,
     "ReadTable": read_table,
     "RunInference": run_inference,
+    "ScoreTexts": score_texts,
     "SearchQdrant": search_vectors,
     "SearchVectors": search_vectors,
     "WriteLance": write_lance,

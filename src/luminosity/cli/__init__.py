@@ -26,7 +26,7 @@ MODULES = {
     "serve": ("serve",),
     "drift": ("drift.command", "drift.watch"),
     "describe": ("describe",),
-    "evaluate": ("evaluate",),
+    "evaluate": ("evaluate.evaluate",),
     "ask": ("ask",),
     "image": ("image",),
     "export": ("export",),

@@ -44,8 +44,8 @@ from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import worker_files
-from luminosity.engine.workers.in_process import DebugWorkers
-from luminosity.engine.workers.launcher import Launcher, launcher, modules_to_preload
+from luminosity.engine.workers.launcher import Launcher, launcher
+from luminosity.engine.workers.preloading import modules_to_preload, modules_with_openmp
 
 if TYPE_CHECKING:
     from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble"]
 
+_THREADS = "model_threads"  # an option for steps with models: their workers set this number after the fork
 _NO_CACHED_ARGUMENTS = "disable_global_windowed_args_caching"  # an experiment of Beam's
 
 
@@ -312,6 +313,8 @@ def _workers(
     descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
     on_nodes: NodeLauncher | None = None
     if config.debug:
+        from luminosity.engine.workers.in_process import DebugWorkers  # Beam's worker: other runs need it in workers
+
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     elif connection is not None:
@@ -323,7 +326,10 @@ def _workers(
         process_launcher = on_nodes
     else:
         environments = [pool.plan.python for pool in pools.values() if pool.plan.python is not None]
-        process_launcher = launcher(config.worker_start, modules_to_preload(), environments)
+        own = [pool.environment(0) for pool in pools.values() if pool.plan.python is None]
+        has_own_number = config.worker_options.get(_THREADS) is not None
+        openmp = None if has_own_number else modules_with_openmp(own)
+        process_launcher = launcher(config.worker_start, modules_to_preload(), environments, openmp)
         server = FnApiServer(folders.url, state, descriptors)
     descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return server, process_launcher, on_nodes

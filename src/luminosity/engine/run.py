@@ -37,8 +37,7 @@ from luminosity.runs.manifest_writer import manifest_writer
 from luminosity.runs.recorder import recorder
 from luminosity.runs.sampling import Sampler
 from luminosity.runs.subscribers import EventStream
-from luminosity.runs.views import live
-from luminosity.runs.views.live import kept_events
+from luminosity.runs.views.choice import is_live, kept_events, view_for
 
 __all__ = ["FinishedRun", "Run", "cancel_all"]
 
@@ -112,7 +111,7 @@ class Run:
         parts = self._open(prepared, checkpoint)
         self.kept = kept_events()
         listeners = (
-            live.view_for(self._progress),
+            view_for(self._progress),
             recorder(config.run_dir, self._take_request),
             manifest_writer(config.run_dir, config.manifest, effects),
             self.kept,
@@ -143,7 +142,7 @@ class Run:
         self._checkpoint = checkpoint
         self._folders = RunFolders(prepared.config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
         # A live view needs the terminal for itself, so the workers' output goes through this process.
-        self._prints = WorkerPrints(self._folders.sockets) if live.is_live(self._progress) else None
+        self._prints = WorkerPrints(self._folders.sockets) if is_live(self._progress) else None
         try:
             prints = self._prints.sockets if self._prints is not None else {}
             if checkpoint is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from luminosity.evaluation.description.result import ColumnChange, ColumnDescription, Description, Histogram
     from luminosity.evaluation.evaluate_table import Evaluate, evaluate
     from luminosity.evaluation.evaluation import Evaluation
-    from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Metric
+    from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Metric, Outcomes
 
 __all__ = [
     "CalibrationBin",
@@ -28,6 +28,7 @@ __all__ = [
     "Evaluation",
     "Histogram",
     "Metric",
+    "Outcomes",
     "describe",
     "evaluate",
 ]

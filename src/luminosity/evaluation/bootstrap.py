@@ -140,9 +140,10 @@ class Combiner:
             low = high = None
             if model.replicates:
                 of_cells = float(model.of_cells[name][0])
-                low, high = interval_of(
-                    prefix + name, value, model.replicates[name], of_cells, self.settings.confidence
+                bounds = (
+                    (-math.inf, math.inf) if name in self.settings.measures and not prefix else _bounds(prefix + name)
                 )
+                low, high = interval_of(bounds, value, model.replicates[name], of_cells, self.settings.confidence)
             found[name] = Metric(value, low, high)
         return found
 
@@ -155,6 +156,12 @@ class Combiner:
             found["differences"] = self.metrics(models[1].minus(models[0]), prefix="difference of ")
         return found
 
+    def widened(self, metric: Metric, rows: int) -> Metric:
+        """Return a share of 0 or 1 with Wilson's interval: its replicates are all equal."""
+        if metric.value not in (0.0, 1.0) or not rows or not self.settings.resamples:
+            return metric
+        return Metric(metric.value, *wilson(metric.value, rows, self.settings.confidence))
+
     def notes(self, table: DistinctRows) -> list[str]:
         """Return what a reader must know about the precision of the metrics."""
         if table.is_exact:
@@ -165,7 +172,7 @@ class Combiner:
 
 
 def interval_of(
-    name: str, value: float, replicates: Any, of_cells: float, confidence: float
+    bounds: tuple[float, float], value: float, replicates: Any, of_cells: float, confidence: float
 ) -> tuple[float | None, float | None]:
     """Return the interval of a metric: the quantiles of its replicates, moved from the cells' value to ``value``."""
     defined = replicates[np.isfinite(replicates)]
@@ -173,7 +180,7 @@ def interval_of(
         return None, None
     tail = (1 - confidence) / 2
     low, high = (float(each) + value - of_cells for each in np.quantile(defined, [tail, 1 - tail]))
-    least, most = _bounds(name)
+    least, most = bounds
     return max(least, min(low, value)), min(most, max(high, value))
 
 
@@ -182,6 +189,8 @@ def _bounds(name: str) -> tuple[float, float]:
         return -math.inf, math.inf
     if name == "r2":
         return -math.inf, 1.0
+    if name.startswith("kappa"):
+        return -1.0, 1.0
     return 0.0, math.inf if name in ("mae", "rmse", "log_loss") else 1.0
 
 

@@ -1,4 +1,4 @@
-"""From merged counts to an ``Evaluation``: of classes, of numbers or of rankings."""
+"""From merged counts to an ``Evaluation``: of classes, numbers, rankings or texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from luminosity.errors import EvaluationError, Fix
 from luminosity.evaluation.bootstrap import Combiner, ModelMetrics, quantile_interval
 from luminosity.evaluation.conclude_classes import Classes, sort_key
+from luminosity.evaluation.conclude_means import Ranking, Texts
 from luminosity.evaluation.distinct_rows import DistinctRows
 from luminosity.evaluation.evaluation import Evaluation
-from luminosity.evaluation.metrics import mean_metrics, number_sums, numbers_from_sums, quantile_of, query_names
+from luminosity.evaluation.metrics import number_sums, numbers_from_sums, quantile_of, query_names
 from luminosity.evaluation.result import Metric
 from luminosity.evaluation.state import WHOLE, EvaluationState
 
@@ -37,7 +38,8 @@ def conclude(state: EvaluationState) -> Evaluation:
     if state.task == "classes":
         one: Callable[[DistinctRows], Evaluation] = Classes(state).evaluate
     else:
-        one = _Numbers(settings).evaluate if state.task == "numbers" else _Ranking(settings).evaluate
+        kinds = {"numbers": _Numbers, "texts": Texts}
+        one = kinds.get(state.task or "", Ranking)(settings).evaluate
     if not any(table.rows for table in state.tables.values()):
         whole = _nothing(state)
     else:
@@ -68,6 +70,8 @@ def _nothing(state: EvaluationState) -> Evaluation:
         names = query_names(settings.k)
     elif state.task == "numbers":
         names = ["mae", "rmse", "r2"]
+    elif state.task == "texts":
+        names = settings.text_metrics
     else:
         names = ["accuracy"] if settings.prediction is not None else []
         names += ["auc", "average_precision"] if settings.score is not None else []
@@ -126,36 +130,4 @@ class _Numbers(Combiner):
                 found[f"{name}_q{round(100 * share):02}"] = (
                     Metric(value, *interval) if is_finite else Metric(None, reason=_TOO_LARGE)
                 )
-        return found
-
-
-class _Ranking(Combiner):
-    """Evaluates rankings: means over queries, of which replicates are drawn."""
-
-    def evaluate(self, table: DistinctRows) -> Evaluation:
-        """Return the evaluation of the whole table or of a slice. ``rows`` of the result are queries."""
-        names = query_names(self.settings.k)
-        values, counts = table.values, table.counts
-        parts = [values[:, at : at + len(names)] for at in range(0, table.width, len(names))]
-        exact = [mean_metrics(part, names, counts[None].astype(np.float64)) for part in parts]
-        replicates = self._replicates(parts, names, counts)
-        reasons = dict.fromkeys(names, "no query has relevant rows")
-        found = self.pair([ModelMetrics(*each, reasons) for each in zip(exact, replicates, exact, strict=True)])
-        without = int(counts[values[:, 0] < 0].sum())
-        notes = self.notes(table)
-        if without:
-            notes.append(f"{without:,} of {table.rows:,} queries have no relevant rows: recall leaves them out")
-        return Evaluation("ranking", table.rows, notes=notes, **found)
-
-    def _replicates(self, parts: list[Any], names: list[str], counts: Any) -> list[dict[str, Any]]:
-        columns = np.concatenate([np.concatenate([np.maximum(part, 0), part >= 0], axis=1) for part in parts], axis=1)
-        drawn = self.resampler.sums(columns.T, counts)
-        if drawn is None:
-            return [{} for _ in parts]
-        found: list[dict[str, Any]] = []
-        for at in range(len(parts)):
-            sums = drawn[0][2 * at * len(names) : 2 * (at + 1) * len(names)]
-            totals, queries = sums[: len(names)], sums[len(names) :]
-            means = np.divide(totals, queries, out=np.full(totals.shape, np.nan), where=queries > 0)
-            found.append(dict(zip(names, means, strict=True)))
         return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from luminosity._shared.text import list_some
-from luminosity.evaluation.bootstrap import Combiner, ModelMetrics, wilson
+from luminosity.evaluation.bootstrap import Combiner, ModelMetrics
 from luminosity.evaluation.distinct_rows import DistinctRows
 from luminosity.evaluation.evaluation import Evaluation
 from luminosity.evaluation.metrics import (
@@ -17,6 +17,7 @@ from luminosity.evaluation.metrics import (
     class_counts,
     class_metrics,
     curves,
+    kappa_metrics,
     score_cells,
     score_metrics,
 )
@@ -45,6 +46,7 @@ class Classes(Combiner):
         super().__init__(state.settings)
         values = list(state.classes)
         order = sorted(range(len(values)), key=lambda at: sort_key(values[at]))
+        self._are_numbers = state.has_numbers
         self._labels = [_as_number(values[at]) if state.has_numbers else values[at] for at in order]
         self._codes = np.empty(max(1, len(values)), dtype=np.int64)
         self._codes[order] = np.arange(len(order))
@@ -66,7 +68,7 @@ class Classes(Combiner):
         found = self.pair(models)
         for name in ("metrics", "metrics_b"):
             if name in found and settings.resamples and "accuracy" in found[name]:
-                found[name]["accuracy"] = self._widened(found[name]["accuracy"], int(counts.sum()))
+                found[name]["accuracy"] = self.widened(found[name]["accuracy"], int(counts.sum()))
         notes = self._notes(table, found)
         return Evaluation("classes", table.rows, positive=self._positive, notes=notes, **found, **fields)
 
@@ -123,24 +125,36 @@ class Classes(Combiner):
             labels = [self._labels[each] for each in present.tolist()]
             at = labels.index(self._positive) if self._positive in labels else None
             pair = compact[: len(cells[0])], compact[len(cells[0]) :]
-            summed = class_counts(*pair, of_cell[None].astype(np.float64), len(labels))
+            exact = of_cell[None].astype(np.float64)
+            summed = class_counts(*pair, exact, len(labels))
             model.exact, per_class = class_metrics(summed, at)
+            model.exact |= self._kappas(summed, labels, pair, exact)
             if at is None and self._positive is not None:
                 model.exact |= {name: np.array([np.nan]) for name in PER_CLASS}
             model.of_cells = dict(model.exact)
             of_class: dict[str, Any] | None = None
             if weights is not None:
-                again, of_class = class_metrics(class_counts(*pair, weights, len(labels)), at)
+                drawn = class_counts(*pair, weights, len(labels))
+                again, of_class = class_metrics(drawn, at)
+                again |= self._kappas(drawn, labels, pair, weights)
                 model.replicates = {name: again.get(name, np.full(len(weights), np.nan)) for name in model.exact}
             model.reasons = {
                 "precision": f"{shown} is never predicted",
                 "recall": f"no row has the label {shown}",
                 "f1": f"{shown} is neither a label nor a prediction",
+                **dict.fromkeys(("kappa", "kappa_quadratic"), "labels and predictions are all of one class"),
             }
             if model is models[0]:
                 fields["classes"] = self._per_class(labels, summed, per_class, of_class)
                 fields["confusion"] = _confusion(labels, *pair, of_cell)
         return fields
+
+    def _kappas(self, counts: tuple[Any, Any, Any], labels: list[Any], pair: tuple[Any, Any], weights: Any) -> Any:
+        """Return Cohen's kappa, and with quadratic weights if the table has more than two classes that are numbers."""
+        if not self._are_numbers or len(self._labels) < 3:
+            return kappa_metrics(counts, None, None)
+        values = np.array(labels, dtype=np.float64)
+        return kappa_metrics(counts, values, weights @ (values[pair[0]] - values[pair[1]]) ** 2)
 
     def _per_class(
         self, labels: list[Any], summed: tuple[Any, Any, Any], exact: dict[str, Any], replicates: dict[str, Any] | None
@@ -153,16 +167,10 @@ class Classes(Combiner):
             reasons = {"precision": f"{label!r} is never predicted", "recall": f"no row has the label {label!r}"}
             metrics = self.metrics(ModelMetrics(of_label, again, of_label, reasons))
             if replicates is not None:
-                metrics["precision"] = self._widened(metrics["precision"], predicted)
-                metrics["recall"] = self._widened(metrics["recall"], rows)
+                metrics["precision"] = self.widened(metrics["precision"], predicted)
+                metrics["recall"] = self.widened(metrics["recall"], rows)
             found.append(ClassMetrics(label, **metrics, rows=rows, predicted=predicted))
         return found
-
-    def _widened(self, metric: Metric, rows: int) -> Metric:
-        """Return a share of 0 or 1 with Wilson's interval: its replicates are all equal."""
-        if metric.value not in (0.0, 1.0) or not rows:
-            return metric
-        return Metric(metric.value, *wilson(metric.value, rows, self.settings.confidence))
 
     def _of_scores(
         self, label: Any, predictions: list[Any], values: Any, counts: Any, models: list[ModelMetrics]

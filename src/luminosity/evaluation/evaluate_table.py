@@ -17,7 +17,7 @@ from luminosity.evaluation.columns import RowCollector, batch_of_rows, codes_of,
 from luminosity.evaluation.conclude import conclude
 from luminosity.evaluation.evaluation import Evaluation
 from luminosity.evaluation.result import Task
-from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_slices
+from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_names, as_slices
 from luminosity.evaluation.state import EvaluationState
 
 __all__ = ["Evaluate", "StateFn", "batches_of", "combined", "evaluate", "evaluate_batches"]
@@ -49,8 +49,14 @@ class Evaluate(beam.PTransform[Any, Any]):
         prediction_b: the predictions of a second model, which is compared on the same rows.
         score_b: the scores of the second model.
         query: for rankings: the column that says which query a row belongs to.
-        task: ``"classes"``, ``"numbers"`` or ``"ranking"``. By default, ``query`` means a ranking; labels and
-            predictions that are both numbers, and not both whole, mean numbers; everything else means classes.
+        task: ``"classes"``, ``"numbers"``, ``"ranking"``, or ``"texts"`` to compare texts with expected texts. By
+            default, ``query`` means a ranking; labels and predictions that are both numbers, and not both whole, mean
+            numbers; everything else means classes.
+        measures: for texts: columns of numbers of which the mean is a metric, too, such as the scores of a judge. Rows
+            in which the number is null are left out of the mean, and counted in ``notes``.
+        measures_b: the same measures of the second texts.
+        preference: for two texts: a column that is above 0 where the second is better, 0 for a tie, and below 0 where
+            the first is better, such as what a judge says who has seen both.
         positive: the class that ``score`` is the score of, and whose precision, recall and F1 are reported. Of two
             classes, the default is the last in order: 1, True, or the last text.
         score_of: ``"positive"`` if a score is that of the positive class; ``"prediction"`` if it is that of the
@@ -78,6 +84,9 @@ class Evaluate(beam.PTransform[Any, Any]):
         score_b: str | None = None,
         query: str | None = None,
         task: Task | None = None,
+        measures: Sequence[str] = (),
+        measures_b: Sequence[str] = (),
+        preference: str | None = None,
         positive: Any = None,
         score_of: ScoreOf = "positive",
         slices: Slices = (),
@@ -98,6 +107,9 @@ class Evaluate(beam.PTransform[Any, Any]):
             score_b=score_b,
             query=query,
             task=task,
+            measures=as_names("measures", measures),
+            measures_b=as_names("measures_b", measures_b),
+            preference=preference,
             positive=positive,
             score_of=score_of,
             slices=as_slices(slices),
@@ -198,6 +210,7 @@ def evaluate(table: Any, label: str, prediction: str | None = None, **arguments:
     """
     slices = as_slices(arguments.pop("slices", ()))
     k = tuple(arguments.pop("k", (1, 5, 10)))
+    arguments |= {name: as_names(name, arguments[name]) for name in ("measures", "measures_b") if name in arguments}
     try:
         settings = Settings(label=label, prediction=prediction, slices=slices, k=k, **arguments)
     except TypeError as error:

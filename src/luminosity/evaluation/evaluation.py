@@ -9,7 +9,7 @@ from typing import Any
 
 from luminosity.errors import EvaluationError
 from luminosity.evaluation.charts import calibration_chart, confusion_chart, curve_chart, interval_bar
-from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Curve, Metric, Task
+from luminosity.evaluation.result import CalibrationBin, ClassMetrics, Confusion, Curve, Metric, Outcomes, Task
 from luminosity.report_page.document import document, headline, section, settings_section, table, write_page
 from luminosity.report_page.markup import MISSING, Markup, element, joined, plain
 
@@ -31,9 +31,18 @@ _SAID = {
     "mean_error": "prediction minus label, on average",
     "r2": "share of the labels' variance that is explained",
     "ndcg": "discounted gain of the ranking, compared with the best",
+    "kappa": "Cohen's kappa: agreement beyond chance",
+    "kappa_quadratic": "Cohen's kappa, in which far apart counts more than nearly right",
+    "exact_match": "share of texts that are the expected ones",
+    "normalised_match": "the same, but for case, white space and punctuation",
+    "similarity": "share of characters that both texts have in the same order",
+    "rouge1": "F1 of the words that both texts have",
+    "rouge2": "F1 of the pairs of words that both texts have",
+    "rougeL": "F1 of the words that both texts have in the same order",
 }
 _MAIN = ("accuracy", "f1", "auc", "mae", "rmse", "r2", "ndcg", "recall")  # with those at k
 _TO = "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"
+_MINOR_TEXT_METRICS = ("exact_match", "rouge1", "rouge2")  # others say nearly the same
 _MOST_SLICES = 100  # rows of the table of a slice: the worst
 _MOST_CLASSES = 40  # of the chart of the confusion matrix
 
@@ -45,7 +54,8 @@ class Evaluation:
     ``metrics`` maps names to metrics. Which names are there depends on ``task`` and on the columns. ``metrics_b`` are
     those of the second model, and ``differences`` the second model's minus the first's, with the interval of the
     difference on the same rows. ``slices`` maps a column, or columns joined by commas, to its values and their
-    evaluations; ``rows`` were evaluated, ``skipped`` had missing values.
+    evaluations; ``rows`` were evaluated, ``skipped`` had missing values. ``outcomes`` say, for texts of two models, in
+    how many rows each of them is better.
     """
 
     task: Task | None
@@ -60,6 +70,7 @@ class Evaluation:
     positive: Any = None
     curves: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     slices: Mapping[str, Mapping[Any, Evaluation]] = field(default_factory=dict[str, Mapping[Any, Any]])
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict[str, Outcomes])
     notes: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> float:
@@ -77,6 +88,8 @@ class Evaluation:
     @property
     def main_metrics(self) -> list[str]:
         """The names of the metrics that summarise the others."""
+        if self.task == "texts":
+            return [name for name in self.metrics if name not in _MINOR_TEXT_METRICS]
         is_ranking, has_f1 = self.task == "ranking", "f1" in self.metrics
         found = [name for name in self.metrics if name in _MAIN or (is_ranking and name.partition("@")[0] in _MAIN)]
         found = [name for name in found if name != "recall"]
@@ -103,6 +116,8 @@ class Evaluation:
         for name in ("metrics", "metrics_b", "differences"):
             if getattr(self, name):
                 found[name] = {key: metric.as_dict() for key, metric in getattr(self, name).items()}
+        if self.outcomes:
+            found["outcomes"] = {name: each.as_dict() for name, each in self.outcomes.items()}
         if self.classes:
             found["classes"] = [
                 {"label": each.label, "rows": each.rows, "predicted": each.predicted}
@@ -143,6 +158,8 @@ def _page(evaluation: Evaluation, title: str, settings: Mapping[str, Any], faile
     sections = [_headline(evaluation, title, failed), _metrics(evaluation)]
     if evaluation.differences:
         sections.append(_comparison(evaluation))
+    if evaluation.outcomes:
+        sections.append(_outcomes(evaluation.outcomes))
     if evaluation.confusion is not None and len(evaluation.confusion.labels) <= _MOST_CLASSES:
         said = "Rows by label and prediction. Blue cells are right. A darker cell has a larger share of its row."
         sections.append(section("Confusion matrix", said, confusion_chart(evaluation.confusion)))
@@ -194,6 +211,8 @@ def _metrics(evaluation: Evaluation) -> Markup:
 def _meaning(name: str, evaluation: Evaluation) -> str:
     if name in _SAID:
         return _SAID[name].replace("the positive class", f"{evaluation.positive!r}")
+    if evaluation.task == "texts":
+        return "mean of the column"
     stem, _, suffix = name.rpartition("_")
     if suffix in ("macro", "weighted"):
         return f"mean {stem} of all classes" + (", weighted by their rows" if suffix == "weighted" else "")
@@ -220,6 +239,22 @@ def _comparison(evaluation: Evaluation) -> Markup:
     heads = ("metric", "first model", "second model", "difference", "interval of the difference", "")
     text = "Both models on the same rows. If an interval does not contain 0, chance does not explain the difference."
     return section("The second model against the first", text, table(heads, rows, heads[1:4]))
+
+
+def _outcomes(outcomes: Mapping[str, Outcomes]) -> Markup:
+    rows = [
+        (
+            name,
+            *(f"{count:,}" for count in (each.wins, each.ties, each.losses)),
+            _value(each.win_rate),
+            _interval(each.win_rate) or MISSING,
+            interval_bar(each.win_rate, 0, 1, 0.5) if each.win_rate.value is not None else each.win_rate.reason,
+        )
+        for name, each in outcomes.items()
+    ]
+    heads = ("metric", "second better", "ties", "first better", "win rate", "interval", "")
+    said = "Rows in which each model is better. Win rate: the second model's share, ties count half; dashed: 50%."
+    return section("Row by row", said, table(heads, rows, heads[1:5]))
 
 
 def _classes(evaluation: Evaluation) -> Markup:
@@ -282,9 +317,15 @@ def _key(key: Any) -> str:
 
 
 def _name(name: str) -> str:
-    return {"auc": "AUC", "f1": "F1", "mae": "MAE", "rmse": "RMSE", "r2": "R²", "ndcg": "nDCG"}.get(
-        name, name.replace("_", " ").capitalize().replace("F1", "F1").replace("Ndcg", "nDCG")
-    )
+    return {
+        "auc": "AUC",
+        "f1": "F1",
+        "mae": "MAE",
+        "rmse": "RMSE",
+        "r2": "R²",
+        "ndcg": "nDCG",
+        "rougeL": "ROUGE-L",
+    }.get(name, name.replace("_", " ").capitalize().replace("F1", "F1").replace("Ndcg", "nDCG"))
 
 
 def _value(metric: Metric) -> str:

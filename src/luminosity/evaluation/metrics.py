@@ -19,7 +19,7 @@ __all__ = [
     "class_counts",
     "class_metrics",
     "curves",
-    "mean_metrics",
+    "kappa_metrics",
     "number_sums",
     "numbers_from_sums",
     "quantile_of",
@@ -74,6 +74,28 @@ def class_metrics(counts: tuple[Any, Any, Any], positive: int | None) -> tuple[d
     for name, values in of_class.items():
         found[f"{name}_weighted"] = _share((np.nan_to_num(values) * labels).sum(axis=1), rows)
     return found, of_class
+
+
+def kappa_metrics(counts: tuple[Any, Any, Any], values: Any, apart: Any) -> dict[str, Any]:
+    """Return Cohen's kappa: the agreement beyond that of independent labels and predictions, by replicate.
+
+    With the ``values`` of classes that are numbers, also with quadratic weights: ``apart`` is the sum of the squared
+    differences of labels and predictions, by replicate.
+
+    >>> cells = np.array([0, 1, 1]), np.array([0, 1, 0]), np.array([[5.0, 3.0, 2.0]])
+    >>> kappa_metrics(class_counts(*cells, 2), None, None)["kappa"].round(4).tolist()
+    [0.6]
+    """
+    right, labels, predictions = counts
+    rows = labels.sum(axis=1)
+    by_chance = _share((labels * predictions).sum(axis=1), rows * rows)
+    found = {"kappa": _share(_share(right.sum(axis=1), rows) - by_chance, 1 - by_chance)}
+    if values is not None:
+        values = values - values.mean()  # so that squares of large numbers lose no digits
+        squares = (labels + predictions) @ (values * values)
+        expected = squares - 2 * _share((labels @ values) * (predictions @ values), rows)
+        found["kappa_quadratic"] = 1 - _share(apart, expected)
+    return found
 
 
 @dataclass(frozen=True)
@@ -193,16 +215,6 @@ def quantile_of(values: Any, counts: Any, share: float) -> float:
     at = share * (int(ends[-1]) - 1)
     low, high = (float(values[np.searchsorted(ends, rank, side="right")]) for rank in (np.floor(at), np.ceil(at)))
     return low if low == high else low + (high - low) * (at - float(np.floor(at)))
-
-
-def mean_metrics(columns: Any, names: Sequence[str], weights: Any) -> dict[str, Any]:
-    """Return the mean of each column over the cells in which it is not negative (negative: not defined)."""
-    found: dict[str, Any] = {}
-    for name, column in zip(names, columns.T, strict=True):
-        is_defined = column >= 0
-        here = weights[:, is_defined]
-        found[name] = _share((here * column[is_defined]).sum(axis=1), here.sum(axis=1))
-    return found
 
 
 _NOT_DEFINED = -1.0

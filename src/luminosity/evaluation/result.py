@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["CalibrationBin", "ClassMetrics", "Confusion", "Curve", "Metric", "Task"]
+__all__ = ["CalibrationBin", "ClassMetrics", "Confusion", "Curve", "Metric", "Outcomes", "Task"]
 
-Task = Literal["classes", "numbers", "ranking"]
+Task = Literal["classes", "numbers", "ranking", "texts"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,23 @@ class Metric:
         """Return the fields that are there."""
         found = {"value": self.value, "low": self.low, "high": self.high, "reason": self.reason}
         return {name: value for name, value in found.items() if name == "value" or value not in (None, "")}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """In how many rows the second of two models has a higher value than the first, the same, or a lower one.
+
+    ``win_rate`` is the share of rows in which the second is better; a tie counts as a half.
+    """
+
+    wins: int
+    ties: int
+    losses: int
+    win_rate: Metric
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {**vars(self), "win_rate": self.win_rate.as_dict()}
 
 
 @dataclass(frozen=True)

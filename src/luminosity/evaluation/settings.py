@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from luminosity.errors import EvaluationError
+from luminosity.errors import EvaluationError, Fix
 from luminosity.evaluation.result import Task
+from luminosity.evaluation.texts import TEXT_METRICS, check_library
 
-__all__ = ["ScoreOf", "Settings", "Slices", "as_slices"]
+__all__ = ["PREFERENCE", "ScoreOf", "Settings", "Slices", "as_names", "as_slices"]
 
 ScoreOf = Literal["positive", "prediction"]
 Slices = Sequence[str | Sequence[str]]
 
-_TASKS = ("classes", "numbers", "ranking")
+PREFERENCE = "preference"  # the name of the outcomes that come from a column
+_TASKS = ("classes", "numbers", "ranking", "texts")
+_MOST_MEASURES = 16
 
 
 def as_slices(slices: Slices) -> tuple[tuple[str, ...], ...]:
@@ -28,6 +31,13 @@ def as_slices(slices: Slices) -> tuple[tuple[str, ...], ...]:
     return tuple((each,) if isinstance(each, str) else tuple(each) for each in slices)
 
 
+def as_names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns as a tuple. Raises for a single text, which is a sequence as well."""
+    if isinstance(names, str):
+        raise EvaluationError(f"found {argument}={names!r}, expected a list", fix=f"pass {argument}=[{names!r}]")
+    return tuple(names)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The arguments of ``Evaluate``, checked."""
@@ -39,6 +49,9 @@ class Settings:
     score_b: str | None = None
     query: str | None = None
     task: Task | None = None
+    measures: tuple[str, ...] = ()
+    measures_b: tuple[str, ...] = ()
+    preference: str | None = None
     positive: Any = None
     score_of: ScoreOf = "positive"
     slices: tuple[tuple[str, ...], ...] = ()
@@ -70,6 +83,7 @@ class Settings:
         if self.task == "numbers" and (self.prediction is None or self.score is not None):
             raise EvaluationError("found task='numbers', expected a prediction, and no score: scores are for classes")
         self._check_second()
+        self._check_texts()
         for name, least in (("bins", 1), ("resamples", 0), ("seed", 0), ("most_distinct", 1000)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -92,6 +106,37 @@ class Settings:
         if self.prediction is not None and self.score_b is not None and self.prediction_b is None:
             raise EvaluationError("found score_b without prediction_b, expected the second model's predictions as well")
 
+    def _check_texts(self) -> None:
+        if self.task != "texts":
+            for name in ("measures", "measures_b", "preference"):
+                if getattr(self, name):
+                    raise EvaluationError(
+                        f"found {name}={getattr(self, name)!r} without task='texts', expected both",
+                        fix=Fix("pass task='texts'", command="add --task texts"),
+                    )
+            return
+        if self.prediction is None or self.score is not None:
+            raise EvaluationError(
+                "found task='texts', expected a prediction, and no score",
+                fix="name columns of numbers in measures= (--measure), such as the scores of a judge",
+            )
+        if self.prediction_b is None and (self.measures_b or self.preference is not None):
+            raise EvaluationError("found measures_b or preference without prediction_b, expected the second texts")
+        expected = len(self.measures) if self.prediction_b is not None else 0
+        if len(self.measures_b) != expected:
+            raise EvaluationError(
+                f"found {len(self.measures_b)} measures_b for {len(self.measures)} measures, expected {expected}",
+                fix="name the same measures of the second texts in measures_b= (--measure-b), in the same order",
+            )
+        known = {*TEXT_METRICS, PREFERENCE}
+        names = self.measures
+        if len(names) > _MOST_MEASURES or len(set(names)) < len(names) or known & set(names):
+            raise EvaluationError(
+                f"found measures={list(names)!r}, expected at most {_MOST_MEASURES} different columns, none of which "
+                f"is called {', '.join(sorted(known))}"
+            )
+        check_library()
+
     @property
     def has_second(self) -> bool:
         """Whether two models are compared."""
@@ -106,9 +151,15 @@ class Settings:
         return [first] if second is None else [first, second]
 
     @property
+    def text_metrics(self) -> list[str]:
+        """The names of the metrics of texts, in the order in which a row of numbers has them."""
+        return [*TEXT_METRICS, *self.measures]
+
+    @property
     def columns(self) -> list[str]:
         """All columns that are read, each once."""
         names = [self.label, self.prediction, self.score, self.prediction_b, self.score_b, self.query]
+        names += [*self.measures, *self.measures_b, self.preference]
         return list(
             dict.fromkeys(name for name in [*names, *(n for by in self.slices for n in by)] if name is not None)
         )

@@ -15,10 +15,12 @@ from luminosity.evaluation.distinct_rows import DistinctRows
 from luminosity.evaluation.metrics import query_metrics
 from luminosity.evaluation.result import Task
 from luminosity.evaluation.settings import Settings
+from luminosity.evaluation.texts import text_metrics, texts_of
 
-__all__ = ["WHOLE", "EvaluationState", "split_groups"]
+__all__ = ["ABSENT_BITS", "WHOLE", "EvaluationState", "split_groups"]
 
 WHOLE = (-1, None)  # the key of the whole table; slices have the number of their columns and a value
+ABSENT_BITS = 2  # of a metric's group: whether the number of the first and of the second model is not there
 _CODE_BITS = 20  # of each class in a group
 _MOST_CLASSES = 10_000  # more are numbers or ids
 
@@ -111,20 +113,11 @@ class EvaluationState(RowCollector):
             self._skip_all(columns)
             return
         self._set_task(task)
-        group = np.zeros(batch.num_rows, dtype=np.int64)
         missing: dict[str, Any] = {}
-        if task == "classes":
-            group = self._groups(columns, missing)
-            names = [name for name in (settings.score, settings.score_b) if name is not None]
-        elif task == "numbers":
-            names = [n for n in (settings.label, settings.prediction, settings.prediction_b) if n is not None]
+        if task == "texts":
+            group, values = self._texts(columns, missing)
         else:
-            names = [settings.label, *settings.ranked_by]
-        values = np.zeros((batch.num_rows, len(names)))
-        for at, name in enumerate(names):
-            values[:, at], missing[name] = numbers_of(columns[name], name)
-        if task == "ranking" and settings.query is not None:
-            missing[settings.query] = columns[settings.query].is_null().to_numpy(zero_copy_only=False)
+            group, values = self._numbers(task, columns, missing)
         good = self._good(missing, batch.num_rows)
         if good is not None:
             batch, group, values = batch.filter(pa.array(good)), group[good], values[good]
@@ -133,7 +126,49 @@ class EvaluationState(RowCollector):
             self._keep_ranked(columns, values)
             return
         for key, at in self._slices(batch, settings.slices):
-            self._table(key, values.shape[1]).add(group[at], values[at])
+            groups, width = group[at].reshape(-1), values.shape[-1]  # of texts, each metric of a row has its own
+            self._table(key, width).add(groups, values[at].reshape(len(groups), width))
+
+    def _numbers(self, task: Task, columns: dict[str, Any], missing: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the group and the numbers of each row; add masks of what is missing in a column."""
+        settings, rows = self.settings, len(columns[self.settings.label])
+        group = np.zeros(rows, dtype=np.int64)
+        if task == "classes":
+            group = self._groups(columns, missing)
+            names = [name for name in (settings.score, settings.score_b) if name is not None]
+        elif task == "numbers":
+            names = [n for n in (settings.label, settings.prediction, settings.prediction_b) if n is not None]
+        else:
+            names = [settings.label, *settings.ranked_by]
+        values = np.zeros((rows, len(names)))
+        for at, name in enumerate(names):
+            values[:, at], missing[name] = numbers_of(columns[name], name)
+        if task == "ranking" and settings.query is not None:
+            missing[settings.query] = columns[settings.query].is_null().to_numpy(zero_copy_only=False)
+        return group, values
+
+    def _texts(self, columns: dict[str, Any], missing: dict[str, Any]) -> tuple[Any, Any]:
+        """Return a group and numbers for each row and metric: the group is the metric's number, and what is absent."""
+        settings = self.settings
+        expected, missing[settings.label] = texts_of(columns[settings.label], settings.label)
+        values: list[Any] = []
+        absent: list[Any] = []
+        for name, measures in ((settings.prediction, settings.measures), (settings.prediction_b, settings.measures_b)):
+            if name is None:
+                continue
+            found, missing[name] = texts_of(columns[name], name)
+            own, is_absent = text_metrics(expected, found)
+            numbers = [numbers_of(columns[each], each) for each in measures]
+            values.append(np.column_stack([own, *(each for each, _ in numbers)]))
+            absent.append(np.column_stack([is_absent, *(mask for _, mask in numbers)]))
+        if settings.preference is not None:  # a metric that is 0 for the first model
+            both = numbers_of(columns[settings.preference], settings.preference)
+            for parts, column in zip((values, absent), both, strict=True):
+                parts[:] = [np.column_stack(each) for each in zip(parts, (np.zeros_like(column), column), strict=True)]
+        group = np.tile(np.arange(absent[0].shape[1]) << ABSENT_BITS, (len(expected), 1))
+        for at, is_absent in enumerate(absent):
+            group |= is_absent.astype(np.int64) << at
+        return group, np.stack(values, axis=2)
 
     def _good(self, missing: dict[str, Any], rows: int) -> Any:
         """Count rows with missing values, and return a mask of the others, or None if there is nothing missing."""

@@ -101,6 +101,32 @@ class InferenceView:
     retries: int = 0  # requests that were sent again
     throttled: int = 0  # responses that ask to send less
     retry_wait_seconds: float = 0.0  # summed over retries: the wait before the request was sent again
+    limit_wait_seconds: float = counter(
+        0.0,
+        "Time that requests waited for limits that you set",
+        "model_limit_wait_seconds",
+        "seconds",
+        exports_zero=False,
+    )
+    prompt_tokens: int = counter(
+        0, "Tokens of prompts that the model has read", "model_prompt_tokens", exports_zero=False
+    )
+    new_tokens: int = counter(0, "Tokens that the model has written", "model_new_tokens", exports_zero=False)
+    cached_prompt_tokens: int = counter(
+        0,
+        "Tokens of prompts that the model's server had in its cache",
+        "model_cached_prompt_tokens",
+        exports_zero=False,
+    )
+    cost: float = counter(
+        0.0, "Cost of the tokens, by the prices that you gave", "model_token_cost", exports_zero=False
+    )
+    cached_answers: int = counter(
+        0, "Answers from the cache, without the model", "model_cached_answers", exports_zero=False
+    )
+    repeated_prompts: int = counter(
+        0, "Prompts that got the answer of an equal prompt", "model_repeated_prompts", exports_zero=False
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["ContinuousModel", "answers_of"]
+__all__ = ["ContinuousModel", "answers_of", "outcomes_of"]
 
 
 @runtime_checkable
@@ -38,16 +38,30 @@ class ContinuousModel(Protocol):
 
 def answers_of(model: ContinuousModel, examples: Sequence[Any], inference_args: Mapping[str, Any] | None) -> list[Any]:
     """Return the model's answers to these examples, in order; raise the error of the first that fails."""
-    answers: list[Any] = []
+    outcomes = outcomes_of(model, examples, inference_args)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return outcomes
+
+
+def outcomes_of(model: ContinuousModel, examples: Sequence[Any], inference_args: Mapping[str, Any] | None) -> list[Any]:
+    """Return the model's answer to each example, in order, or the exception with which it failed."""
+    outcomes: list[Any] = []
     waiting: deque[Future[Any]] = deque()
     try:
         for example in examples:
             if len(waiting) >= max(model.capacity, 1):
-                answers.append(waiting.popleft().result())
+                outcomes.append(_outcome(waiting.popleft()))
             waiting.append(model.submit(example, inference_args))
         while waiting:
-            answers.append(waiting.popleft().result())
+            outcomes.append(_outcome(waiting.popleft()))
     finally:
-        for future in waiting:  # after an error
+        for future in waiting:  # after an error of ``submit``
             future.cancel()
-    return answers
+    return outcomes
+
+
+def _outcome(future: Future[Any]) -> Any:
+    error = future.exception()
+    return future.result() if error is None else error

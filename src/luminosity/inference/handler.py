@@ -25,6 +25,7 @@ __all__ = [
     "Handler",
     "HandlerOptions",
     "Limits",
+    "PartlyFailed",
     "check_handler_options",
     "limits_of",
     "note",
@@ -107,6 +108,10 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
     change them: the same examples may be computed again."""
     concurrency: int = 1
     """How many calls of ``predict`` may run at once; above 1 only for thread-safe models."""
+    takes_nulls: bool = False
+    """Whether ``Enrich`` passes on rows in which an input is null, which otherwise fail."""
+    prefers_one_copy: bool = False
+    """Whether all workers of a machine should use one model, in the shared host, because it remembers its answers."""
 
     def __init__(self, **options: Unpack[HandlerOptions]) -> None:
         """The options are those of Beam's ModelHandler, whose documentation explains them; all are optional."""
@@ -142,6 +147,12 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
 
         Called while a pipeline is built whose workers run on this machine, so that a wrong path is known before
         anything runs. Must be quick. The default checks nothing.
+        """
+
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise ``InvalidArgument`` if the model costs money, and the cost of what it does is not known.
+
+        Called while a pipeline with the option ``--max_cost`` is built. The default does nothing.
         """
 
     def check_input_type(self, kind: pa.DataType) -> None:
@@ -184,7 +195,7 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """Block until the outputs of ``predict`` are computed."""
 
     def collect(self, outputs: Any) -> Block:
-        """Return one value for each example of the batch, in the same order."""
+        """Return one value for each example of the batch, in the same order; ``PartlyFailed`` if some have failed."""
         return outputs
 
     def warm_up(self, model: ModelT) -> None:
@@ -244,8 +255,21 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         else:
             outputs = self.predict(model, self.transfer(self.collate(prepared)), inference_args)
             self.wait(outputs)
-        values = rows(self.collect(outputs))
+        found = self.collect(outputs)
+        if isinstance(found, PartlyFailed):
+            raise next(iter(found.errors.values()))
+        values = rows(found)
         return [PredictionResult(*pair, self.model_id) for pair in zip(examples, values, strict=True)]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class PartlyFailed:
+    """What ``collect`` returns if some examples of a batch have failed by themselves: the others are not at fault."""
+
+    values: Block
+    """A value for each example; those of failed examples are ignored."""
+    errors: Mapping[int, Exception]
+    """The errors of failed examples, by their places in the batch."""
 
 
 def limits_of(handler: Handler[Any, Any, Any]) -> Limits:

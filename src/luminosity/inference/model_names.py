@@ -1,4 +1,4 @@
-"""The names by which commands and YAML files take a model: ``embed:MODEL``, ``classify:MODEL`` or ``module:object``."""
+"""The names by which commands and YAML files take a model: ``embed:MODEL``, ``chat:URL#MODEL``, ``module:object``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from luminosity.inference.handler import Handler
 
-__all__ = ["handler_of", "named_handler"]
+__all__ = ["generator_named", "handler_of", "named_handler"]
 
-_KINDS = ("embed", "classify", "summarize", "embed-images", "classify-images")
+_KINDS = ("embed", "classify", "summarize", "generate", "chat", "embed-images", "classify-images")
+_NEW_TOKENS = 300  # of an answer to a prompt, unless a pipeline says it
 
 
 def handler_of(name: str) -> Handler[Any, Any, Any]:
@@ -58,8 +59,40 @@ def _kind_of_handler(kind: str) -> Callable[[str], ModelHandler[Any, Any, Any]]:
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.summarizer import Summarizer
 
-    classes = (SentenceEmbedder, TextClassifier, Summarizer, ImageEmbedder, ImageClassifier)
-    return classes[_KINDS.index(kind)]
+    makers = (SentenceEmbedder, TextClassifier, Summarizer, _generator, _chat, ImageEmbedder, ImageClassifier)
+    return makers[_KINDS.index(kind)]
+
+
+def generator_named(model: str, key_env: str | None = None) -> ModelHandler[Any, Any, Any]:
+    """Return a handler that answers chats: on a server (``URL#MODEL``), of a module, or in the process.
+
+    ``key_env`` is the environment variable with the server's key.
+    """
+    if "://" in model:
+        return _chat(model, key_env)
+    if key_env is not None:
+        raise OptionError(f"found the variable {key_env} for a key, but {model} is not on a server")
+    if ":" in model and not os.path.exists(model):
+        return named_handler(model)
+    return _generator(model)
+
+
+def _generator(model: str) -> ModelHandler[Any, Any, Any]:
+    from luminosity.inference.handlers.text.generator import TextGenerator
+
+    path = os.path.expanduser(model)
+    return TextGenerator(path, max_new_tokens=_NEW_TOKENS, generation_args={"do_sample": False})
+
+
+def _chat(model: str, key_env: str | None = None) -> ModelHandler[Any, Any, Any]:
+    from luminosity.inference.handlers.http.http_handler import HttpModelHandler
+
+    url, _, name = model.partition("#")
+    if not name:
+        raise OptionError(
+            f"{model}: found no name of a model, expected URL#MODEL, such as http://localhost:8000#llama-3.1-8b"
+        )
+    return HttpModelHandler.chat(url, name, parameters={"temperature": 0}, api_key_env=key_env)
 
 
 def _found(name: str, module_name: str, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.runner_options import ModelOptions
 
-__all__ = ["ModelCacheConfig", "cache_folder", "memory_budget_of", "processes_of", "threads_of"]
+__all__ = ["ModelCacheConfig", "cache_folder", "max_cost_of", "memory_budget_of", "processes_of", "threads_of"]
 
 _DEFAULT_LIMIT = 50_000_000_000  # bytes; several large models
 _LEAST_LIMIT = 1_000_000  # bytes; a smaller limit is most likely a missing unit
@@ -93,6 +94,24 @@ def memory_budget_of(options: PipelineOptions) -> int | None:
     if not size:
         raise OptionError(f"--model_memory_budget={value}: expected a size, such as 500MB, 8GB or 16GiB")
     return size
+
+
+def max_cost_of(options: PipelineOptions) -> float | None:
+    """Return the checked value of ``--max_cost``, or None.
+
+    >>> max_cost_of(PipelineOptions(["--max_cost=4.50"]))
+    4.5
+    """
+    value = options.view_as(ModelOptions).max_cost
+    if value is None:
+        return None
+    try:
+        cost = float(value)
+    except ValueError:
+        cost = math.nan
+    if not 0 < cost < math.inf:
+        raise OptionError(f"--max_cost={value}: expected a number above 0, such as 4.50")
+    return cost
 
 
 def processes_of(pipeline: beam.Pipeline) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import apache_beam as beam
+import pyarrow as pa
 from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
 from apache_beam.transforms import window
@@ -18,11 +19,13 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.adapt import ModelSet, check_batching, check_files, check_handler
 from luminosity.inference.host.interface import Clock
+from luminosity.inference.prompts.prompt import Prompt
 from luminosity.inference.steps.dofns import FAILED, InferDoFn, PrepareDoFn, ResultsDoFn
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock, StepSettings
 from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models, registry_watch
 from luminosity.inference.steps.versions import RegistryWatch, Watch
+from luminosity.tables.types import fields_of
 
 __all__ = ["RunInference"]
 
@@ -209,6 +212,7 @@ class RunInference(ModelTransform):
     def _predict(self, examples: Collection) -> tuple[Collection, Collection | None]:
         pinned = pin_models(self._model_handler, examples.pipeline)
         models = ModelSet(pinned.handler)
+        _check_columns(examples, pinned.handler)
         check_batching(models.handlers.values())
         if self._updates.pattern is not None or self._updates.metadata is not None:
             for name in models.without_updates():
@@ -260,7 +264,7 @@ class RunInference(ModelTransform):
             watch=self._updates.watch(models, pinned),
             registered=pinned.registered,
         )
-        return self._settings_for(examples, settings)
+        return self._settings_for(examples, settings, models.handlers.values())
 
     def _apply_functions(
         self, values: Collection, functions: Sequence[Callable[[Any], Any]], label: str
@@ -279,3 +283,9 @@ class RunInference(ModelTransform):
 
 def _is_for(block: PreparedBlock, names: frozenset[Hashable]) -> bool:
     return block.model in names
+
+
+def _check_columns(examples: Collection, handler: ModelHandler[Any, Any, Any]) -> None:
+    """Raise if rows, whose columns their type tells, lack a column that a prompt takes."""
+    if isinstance(handler, Prompt) and (fields := fields_of(examples.element_type)) is not None:
+        handler.check_input_type(pa.struct([(name, kind or pa.null()) for name, kind in fields.items()]))

@@ -23,7 +23,20 @@ _LEAST_OF_STAGE = frozenset(("id", "status", "by", "elements", "rate", "queued",
 _OF_STAGE = _LEAST_OF_STAGE | {"queued_bytes", "workers", "cpu_seconds", "stream", "inference", "kafka"}
 _OF_WORKER = frozenset(("worker", "pool", "cpu_seconds", "resident"))
 _FIELDS = {"stages": (_OF_STAGE, _LEAST_OF_STAGE), "workers": (_OF_WORKER, frozenset[str]())}
-_INFERENCE = frozenset(("step", "inferences", "batches", "useful_cost", "padded_cost", "loads")) | {
+_INFERENCE = frozenset(
+    (
+        "step",
+        "prompt_tokens",
+        "new_tokens",
+        "cost",
+        "cached_answers",
+        "inferences",
+        "batches",
+        "useful_cost",
+        "padded_cost",
+        "loads",
+    )
+) | {
     "device_busy_seconds",
     "requests",
     "retries",

@@ -42,6 +42,8 @@ class Said:
     headers: dict[str, str] = field(default_factory=dict)
     drip_s: float = 0.0
     """Seconds between the bytes."""
+    breaks_off: bool = False
+    """Whether the connection ends in the middle of the body."""
 
     @property
     def bytes(self) -> bytes:
@@ -54,7 +56,7 @@ Script = Callable[[Seen], Said]
 class ModelServer:
     """Responds to each request with ``script``; records all requests, and how many there were at once."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, port: int = 0) -> None:
         self.script = script
         self.seen: list[Seen] = []
         self.peak = 0
@@ -90,6 +92,10 @@ class ModelServer:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(said.bytes)))
                 self.end_headers()
+                if said.breaks_off:
+                    self.wfile.write(said.bytes[: len(said.bytes) // 2])
+                    self.close_connection = True
+                    return
                 if not said.drip_s:
                     self.wfile.write(said.bytes)
                     return
@@ -109,7 +115,7 @@ class ModelServer:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """Ignore clients that disconnect: some tests do so on purpose."""
 
-        self.http = Server(("127.0.0.1", 0), Handler)
+        self.http = Server(("127.0.0.1", port), Handler)
         self.scheme = "http"
 
     @property
@@ -122,8 +128,8 @@ class ModelServer:
 
 
 @contextmanager
-def serving(script: Script, certificate: Path | None = None) -> Iterator[ModelServer]:
-    server = ModelServer(script)
+def serving(script: Script, certificate: Path | None = None, port: int = 0) -> Iterator[ModelServer]:
+    server = ModelServer(script, port)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

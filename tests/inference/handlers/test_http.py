@@ -26,7 +26,7 @@ from luminosity import HttpModelHandler, RunInference
 from luminosity.cli.main import main
 from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError, may_pass
 from luminosity.inference.handlers.http import HttpProtocol, Predictions, Request, Response
-from luminosity.inference.handlers.http.remote_model import AdaptiveLimit, Gate
+from luminosity.inference.handlers.http.gate import AdaptiveLimit, Gate
 from luminosity.inference.handlers.http.retries import CircuitBreaker
 from luminosity.testing import FakeClock
 from tests.both_runners import Pipelines, counters
@@ -256,6 +256,32 @@ class TestInPipelines:
         assert f"3 of {len(server.seen)} requests sent again (2 times the server asked to send less)" in shown
         assert "requests in flight" in shown
         assert "device" not in shown
+
+    def test_tokens_are_counted_also_of_answers_that_are_refused(self, pipelines: Pipelines) -> None:
+        def script(seen: Seen) -> Said:
+            said = _answer("text", "length" if seen.json["messages"][0]["content"] == "long" else "stop")
+            said.body["usage"] = {
+                "prompt_tokens": 10,
+                "completion_tokens": 3,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            }
+            return said
+
+        with serving(script) as server:
+            with pipelines() as (pipeline, ran):
+                examples = pipeline | beam.Create(["short", "long", "brief"])
+                handler = HttpModelHandler.chat(server.url, "talker")
+                _ = examples | RunInference(handler).with_exception_handling()
+            found = counters(ran.result)
+
+        assert (found["prompt_tokens"], found["new_tokens"], found["cached_prompt_tokens"]) == (30, 9, 12)
+
+    @pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": "ten"}, {"prompt_tokens": -1}])
+    def test_usage_that_says_nothing(self, usage: Any) -> None:
+        said = _answer("text")
+        said.body["usage"] = usage
+        with serving(lambda _: said) as server:
+            assert ask(HttpModelHandler.chat(server.url, "talker"), "hello") == ["text"]
 
     def test_a_wrong_key_is_not_tried_per_example(self, pipelines: Pipelines) -> None:
         with serving(lambda seen: Said({"error": "who are you?"}, status=401)) as server, pipelines() as (pipeline, _):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import OptionError
@@ -44,6 +44,19 @@ class ColumnRequest:
 
     def __str__(self) -> str:
         return f"--{self.option} {','.join(self.inputs)}={self.model}"
+
+    @property
+    def renaming(self) -> str:
+        """How to give the column another name."""
+        return f"--{self.option} NAME:{','.join(self.inputs)}={self.model}"
+
+    @property
+    def output(self) -> Any:
+        """The Arrow type of the column, about; None if it is known only when the model has run."""
+        import pyarrow as pa
+
+        labels = pa.struct({"label": pa.string(), "score": pa.float32()})
+        return {"embed": pa.list_(pa.float32()), "classify": labels}.get(self.option)
 
     def column(self) -> Column:
         """Return the column for ``Enrich``. This imports the model handler, but loads no model."""
@@ -95,14 +108,16 @@ def _check_folder(option: str, text: str, model: str) -> None:
 def check_requests(requests: Sequence[ColumnRequest], existing: Sequence[str]) -> None:
     """Raise unless the table's columns include all inputs, and none has the name of a new column."""
     if not requests:
-        raise OptionError("no model is given, expected --embed, --classify or --model, such as --embed text=MODEL")
+        raise OptionError(
+            "no model is given, expected --embed, --classify, --prompt or --model, such as --embed text=MODEL"
+        )
     new = [each.name for each in requests]
     for each in requests:
         if new.count(each.name) > 1 or each.name in existing:
             reason = "two models would add it" if new.count(each.name) > 1 else "the table has it already"
             raise OptionError(
                 f"{each}: can't add the column {each.name!r}, because {reason}",
-                fix=f"give it another name: --{each.option} NAME:{','.join(each.inputs)}={each.model}",
+                fix=f"give it another name: {each.renaming}",
             )
         for column in each.inputs:
             if column not in existing and column not in new:

@@ -12,6 +12,7 @@ from luminosity.cli.common.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.common.options import HelpFormatter, count
 from luminosity.cli.common.table_options import add_csv_options
 from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
+from luminosity.cli.enrich.prompts import add_prompt_options, prompt_requests
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.workers.launcher import warm_up
 from luminosity.errors import LuminosityError, OptionError, RunFailed
@@ -40,6 +41,9 @@ examples:
                         add title_vector, text_embedding and mood
   lum enrich in.csv out.parquet --model score:age,income=my_models:handler
                         run any model handler, here one from my_models.py
+  lum enrich in.parquet out.parquet --prompt 'label=Classify: {text}' \\
+      --returns 'label=good|bad' --prompt-model http://localhost:8000#llama
+                        ask a model about each row
   lum enrich in.parquet try.parquet --embed text=MODEL --rows 100 --show
                         try it on the first 100 rows, and print some
   lum enrich in.parquet out.parquet --embed text=MODEL --resume
@@ -89,6 +93,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             metavar="[NAME:]COLUMN=MODEL",
             help=_COLUMN_HELP[option].format(suffix=suffix),
         )
+    add_prompt_options(parser)
     parser.add_argument("--columns", metavar="C,...", help="read and keep only these columns of IN (default: all)")
     add_csv_options(parser)
     parser.add_argument("--rows", type=count, metavar="N", help="process only the first N rows")
@@ -150,6 +155,7 @@ def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     if not parsed.vector_store and (parsed.collection or parsed.id):
         raise OptionError("found --collection or --id without a vector store", fix="add --vector-store WHERE")
     requests = [parse_request(option, text) for option in DEFAULT_SUFFIXES for text in getattr(parsed, option)]
+    requests += prompt_requests(parsed)
     # The run is named after the first word, and workers look there for --debug.
     sys.argv = [RunName.of_enrich(parsed.out), *rest]
     warm_up("auto")  # Workers import their modules while this process imports its own.

@@ -25,15 +25,10 @@ from luminosity.errors import OptionError, RunFailed
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
 from luminosity.io.stores.kinds import kind_of
-from luminosity.runs.views.live import is_live
+from luminosity.runs.views.choice import is_live
 
 __all__ = ["Job", "advise", "run"]
 
-_OUTPUT_TYPES = {
-    "embed": pa.list_(pa.float32()),
-    "classify": pa.struct({"label": pa.string(), "score": pa.float32()}),
-}
-"""The types of new columns, about: handlers tell them exactly. The type of --model is known when the model has run."""
 _ROW_ID = "id"
 _MODEL = "_model"  # the column of dead letters that Enrich adds
 
@@ -238,7 +233,7 @@ def _outputs(
 
     The first start of a run that is resumed has checked them, and may have published its files since.
     """
-    added = [pa.field(each.name, _OUTPUT_TYPES[each.option]) for each in requests if each.option in _OUTPUT_TYPES]
+    added = [pa.field(each.name, kind) for each in requests if (kind := each.output) is not None]
     whole = pa.schema([*reading.schema, *added])
     if parsed.allow_empty:
         is_known = len(added) == len(requests)

@@ -63,7 +63,7 @@ class Command:
         """Return what a command line means now. The modules of its handlers are imported already."""
         given = {name: value for name, value in vars(parsed).items() if name not in _FREE_OPTIONS and value}
         models = [each.model for each in requests if each.option != "model"]
-        modules = [each.model.partition(":")[0] for each in requests if each.option == "model"]
+        modules = [each.model.partition(":")[0] for each in requests if each.option in ("model", "prompt")]
         files = [*_noted({file.path: file.size for file in table}, "IN")]
         for model in models:
             files += _noted(_sizes_below(model), model)

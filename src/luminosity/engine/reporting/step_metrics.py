@@ -95,6 +95,13 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device
         retries=count(InferenceMetrics.RETRIES),
         throttled=count(InferenceMetrics.THROTTLED),
         retry_wait_seconds=seconds(InferenceMetrics.RETRY_WAIT),
+        limit_wait_seconds=seconds(InferenceMetrics.LIMIT_WAIT),
+        prompt_tokens=count(InferenceMetrics.PROMPT_TOKENS),
+        new_tokens=count(InferenceMetrics.NEW_TOKENS),
+        cached_prompt_tokens=count(InferenceMetrics.CACHED_TOKENS),
+        cost=round(count(InferenceMetrics.COST) / 1e9, 9),
+        cached_answers=count(InferenceMetrics.CACHED_ANSWERS),
+        repeated_prompts=count(InferenceMetrics.REPEATED_PROMPTS),
         batch_p50_ms=percentile_ms(times, 0.5),
         batch_p99_ms=percentile_ms(times, 0.99),
     )

@@ -1,8 +1,9 @@
 """The fork server: a process that has imported Beam and its worker, and forks a worker for each request.
 
 It has one thread, opens no gRPC channel and never imports an accelerator library, so that forking is safe. Requests and
-responses are lines of JSON. Requests: ``{"import": modules}``, ``{"start": request, "entry": function}`` and
-``{"kill": pid}``. ``function`` is pickled; it runs a worker that differs from those of one machine. Responses:
+responses are lines of JSON. Requests: ``{"import": modules, "variables": variables}``, ``{"start": request, "entry":
+function}`` and ``{"kill": pid}``. ``variables`` are environment variables to have while importing. ``function`` is
+pickled; it runs a worker that differs from those of one machine. Responses:
 ``{"started": pid}`` or ``{"failed": reason}`` with the worker's id, and ``{"ended": pid, "code": code, "left": pids}``.
 A worker has ended when the processes that it had started have ended, too; ``left`` are those that can't be ended. When
 its input closes, the fork server ends all of them, removes the folders of their runs, and ends.
@@ -24,6 +25,7 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from luminosity._shared import descendants
@@ -87,8 +89,19 @@ def _preload_more(control: socket.socket) -> None:
     gc.freeze()
 
 
-def _import_for_workers(modules: list[str]) -> None:
+def _import_for_workers(modules: list[str], variables: Mapping[str, str]) -> None:
     """Import what the workers of a run will need. A module that can't be imported fails in the worker that uses it."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        _import_all(modules)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    gc.freeze()
+
+
+def _import_all(modules: list[str]) -> None:
     for name in modules:
         try:
             module = importlib.import_module(name)
@@ -96,7 +109,6 @@ def _import_for_workers(modules: list[str]) -> None:
                 importlib.import_module(library)
         except ImportError:
             _LOGGER.debug("could not import %s ahead of the workers", name, exc_info=True)
-    gc.freeze()
 
 
 def _fork() -> int:
@@ -155,7 +167,7 @@ class _Server:
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "import" in message:
-            _import_for_workers(message["import"])
+            _import_for_workers(message["import"], message["variables"])
             return
         if "kill" in message:
             if message["kill"] in self._workers:

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from luminosity._shared import descendants
+from luminosity.core import OPENMP_VARIABLES
 from luminosity.engine.process import check_address_space, describe_limits
 from luminosity.engine.workers.request import Entry, WorkerRequest
 from luminosity.errors import ResourcesExceeded, WorkerStartFailed
@@ -37,7 +38,6 @@ __all__ = [
     "Process",
     "SpawnLauncher",
     "launcher",
-    "modules_to_preload",
     "warm_up",
     "warm_up_early",
 ]
@@ -55,14 +55,7 @@ _ROOT = "/"
 # A worker always has threads inside gRPC. If a step forks a process then, gRPC prints that it can't prepare for it.
 _QUIET_FORKS = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
 _ENGINE = "luminosity.engine.runner"
-_STEP_MODULES = ("luminosity.inference.", "luminosity.io.", "luminosity.tables.")
-_TEXT = "luminosity.inference.handlers.text."
-_WITH_TORCH = (  # import torch at their top
-    *(f"{_TEXT}packed.{name}" for name in ("choice", "encoder", "int8", "kernels")),
-    *(f"{_TEXT}slots.{name}" for name in ("choosing", "decoder", "device_slots", "model")),
-)
-_INFERENCE = "apache_beam.ml.inference.base"  # workers change it before they unpickle steps
-_SKLEARN = "apache_beam.ml.inference.sklearn_inference"  # imports pandas
+_MORE_THREADS = "more threads"  # not an interpreter: names a second fork server of this process
 
 OnExit = Callable[[int], None]  # gets the exit code; a negative one is the signal that killed the process
 
@@ -119,17 +112,20 @@ class Launcher(Protocol):
         ...
 
 
-def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[PythonEnvironment] = ()) -> Launcher:
+def launcher(
+    method: str,
+    preload: Sequence[str] = (),
+    environments: Iterable[PythonEnvironment] = (),
+    openmp: Sequence[str] | None = None,
+) -> Launcher:
     """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe.
 
-    The fork server imports the modules ``preload`` before it forks the next worker. Each of the ``environments`` has a
-    fork server of its own.
+    The fork server imports the modules ``preload`` before it forks the next worker, and ``openmp`` as
+    :meth:`ForkServer.of_run` says. Each of the ``environments`` has a fork server of its own.
     """
-    if method == "auto":
-        method = "spawn" if sys.platform == "darwin" else "fork"
-    if method != "fork":
+    if not _forks(method):
         return SpawnLauncher()
-    servers = {"": ForkServer.shared()}
+    servers = {"": ForkServer.of_run(openmp)}
     servers |= {each.python: ForkServer.shared(each) for each in environments}
     if preload:
         for server in servers.values():
@@ -137,26 +133,8 @@ def launcher(method: str, preload: Sequence[str] = (), environments: Iterable[Py
     return servers[""] if len(servers) == 1 else _ForkServers(servers)
 
 
-def modules_to_preload() -> list[str]:
-    """Return the modules that the workers of this process's pipelines will import: those that building them imported.
-
-    Only Luminosity's own modules for steps count, Beam's RunInference, and pandas if anything but Beam has it, or a
-    pipeline may use Beam's handlers for scikit-learn. They import no accelerator library, start no threads and set no
-    number of threads, so that the fork server may import them, and workers share their memory. What else a script has
-    imported may do all of that: scikit-learn loads OpenMP, which reads ``OMP_NUM_THREADS`` once, and each worker has a
-    number of its own.
-    """
-    names = list(sys.modules)
-    found = [name for name in names if name.startswith(_STEP_MODULES) and name not in _WITH_TORCH]
-    found += [_INFERENCE] if _INFERENCE in sys.modules else []
-    return [*found, "pandas"] if _SKLEARN in sys.modules or _has_pandas(names) else found
-
-
-def _has_pandas(names: Sequence[str]) -> bool:
-    """Return whether a module has imported pandas, under its usual name. Beam does so itself in some processes."""
-    pandas = sys.modules.get("pandas")
-    users = (vars(sys.modules[name]) for name in names if not name.startswith(("apache_beam.", "pandas")))
-    return pandas is not None and any(each.get("pd") is pandas or each.get("pandas") is pandas for each in users)
+def _forks(method: str) -> bool:
+    return sys.platform != "darwin" if method == "auto" else method == "fork"
 
 
 def warm_up(method: str) -> None:
@@ -165,10 +143,10 @@ def warm_up(method: str) -> None:
     Called before a pipeline's options are known. With ``--debug`` on the command line it does nothing: most likely no
     worker is needed here, and one that is needed after all starts later.
     """
-    if any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
+    if not _forks(method) or any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
         return
     check_address_space()
-    threading.Thread(target=launcher, args=(method,), name="luminosity-warm-up", daemon=True).start()
+    threading.Thread(target=ForkServer.shared, name="luminosity-warm-up", daemon=True).start()
 
 
 def warm_up_early() -> None:
@@ -224,19 +202,40 @@ class ForkServer:
     cost of starting a worker.
     """
 
-    _shared: ClassVar[dict[str, ForkServer]] = {}  # by interpreter; empty for this process's
+    _shared: ClassVar[dict[str, ForkServer]] = {}  # by interpreter; empty for this process's, or _MORE_THREADS
     _shared_lock = threading.Lock()
 
     @classmethod
     def shared(cls, environment: PythonEnvironment | None = None) -> ForkServer:
         """Return this process's fork server. Starts it on first use, and again if it has died."""
         with cls._shared_lock:
-            python = "" if environment is None else environment.python
-            server = cls._shared.get(python)
-            if server is None or not server.is_alive():
-                server = cls._shared[python] = cls(environment)
-                atexit.register(server.close)
+            return cls._living("" if environment is None else environment.python, environment)
+
+    @classmethod
+    def of_run(cls, openmp: Sequence[str] | None) -> ForkServer:
+        """Return this process's fork server for the workers of one run.
+
+        If each of them has one thread for OpenMP, the fork server imports the modules ``openmp``, which load OpenMP,
+        and workers share their memory. With None, the workers may have other numbers of threads, and OpenMP reads its
+        number only when it is loaded: a fork server that has loaded it is not theirs, and theirs never loads it.
+        """
+        with cls._shared_lock:
+            server = cls._living("")
+            if openmp is None:
+                server = cls._living(_MORE_THREADS) if server._has_openmp else server
+                server._has_more_threads = True
+            elif openmp and not server._has_more_threads:
+                server._has_openmp = True
+                server.preload(openmp, dict.fromkeys(OPENMP_VARIABLES, "1"))
             return server
+
+    @classmethod
+    def _living(cls, name: str, environment: PythonEnvironment | None = None) -> ForkServer:
+        server = cls._shared.get(name)
+        if server is None or not server.is_alive():
+            server = cls._shared[name] = cls(environment)
+            atexit.register(server.close)
+        return server
 
     def __init__(self, environment: PythonEnvironment | None = None, import_path: Sequence[str] | None = None) -> None:
         """Start it, in this process's environment or another one; ``import_path`` replaces ``sys.path``."""
@@ -275,6 +274,7 @@ class ForkServer:
         self._on_exit: dict[int, OnExit] = {}
         self._is_closed = False
         self._has_forked = False  # whether it was asked for a worker
+        self._has_openmp = self._has_more_threads = False  # at most one of them: see of_run()
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
     def is_alive(self) -> bool:
@@ -300,11 +300,14 @@ class ForkServer:
             with self._lock:
                 self._starting.pop(request.worker_id, None)
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Let the fork server import modules before it forks the next worker. Does not wait for it."""
+    def preload(self, modules: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        """Let the fork server import modules before it forks the next worker. Does not wait for it.
+
+        Meanwhile, the fork server has these environment variables, too.
+        """
         # If it can't be reached, the start of the next worker says so.
         with contextlib.suppress(OSError):
-            self._send(json.dumps({"import": list(modules)}))
+            self._send(json.dumps({"import": list(modules), "variables": dict(variables or {})}))
 
     def kill(self, pid: int) -> None:
         """Kill a worker. Does not wait for its end."""

@@ -183,7 +183,7 @@ class ModelSet:
 
     def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
         inner: Any = without_functions(handler)
-        self.is_shared = handler.share_model_across_processes()
+        self.is_shared = handler.share_model_across_processes() or getattr(inner, "prefers_one_copy", False)
         """Whether all workers of a machine should share the models, as the handler says."""
         self.most_at_once: int | None = None
         self.handlers: dict[Hashable, Handler[Any, Any, Any]]

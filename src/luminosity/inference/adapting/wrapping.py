@@ -162,6 +162,8 @@ class WrappedHandler(BeamContract):
         self.self_batching = inner.self_batching
         self.concurrency = inner.concurrency
         self.columnar = inner.columnar
+        self.takes_nulls = inner.takes_nulls
+        self.prefers_one_copy = inner.prefers_one_copy
 
     @property
     def wrapped(self) -> Handler[Any, Any, Any]:
@@ -178,6 +180,10 @@ class WrappedHandler(BeamContract):
     def check_files(self) -> None:
         """Raise if the files of the wrapped handler's model can't be found from this process."""
         self._inner.check_files()
+
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise if the wrapped handler's model costs money, and its prices are not known."""
+        self._inner.check_run_budget(max_cost)
 
     def takes_updates(self) -> bool:
         """Return whether the wrapped handler can load a new version of its model."""

@@ -185,7 +185,7 @@ def _matrix(names: Sequence[str], columns: Sequence[Any]) -> npt.NDArray[Any]:
     arrays: list[npt.NDArray[Any]] = []
     for name, column in zip(names, columns, strict=True):
         check_number(name, column.type)
-        arrays.append(column.to_numpy(zero_copy_only=False))
+        arrays.append(to_numpy(column))
     matrix = np.empty((len(arrays[0]), len(arrays)), np.result_type(*arrays))
     for place, array in enumerate(arrays):
         matrix[:, place] = array

@@ -89,6 +89,7 @@ class RowPreparer:
         self._column = column
         self._caught = caught
         self._takes_columns = models[self.names[0]].columnar
+        self._takes_nulls = models[self.names[0]].takes_nulls
         self._preparers = {name: Preparer(model) for name, model in models.items()}
 
     def prepare(self, block: TableBlock) -> tuple[dict[str, PreparedRows], dict[int, Letter]]:
@@ -116,7 +117,7 @@ class RowPreparer:
         """Return the rows that have all inputs, and dead letters for those in which one is null."""
         seen = block.seen()
         letters: dict[int, Letter] = {}
-        for name in self._column.names:
+        for name in () if self._takes_nulls else self._column.names:
             column = decoded(block.table.column(name))  # a dictionary may hold a null, too
             if not column.null_count:
                 continue

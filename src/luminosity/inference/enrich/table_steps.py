@@ -101,7 +101,7 @@ class TableBlockCoder(BlockCoder):
         """Return the encoded block in parts, with its table in Arrow's format."""
         return super().luminosity_parts(replace(value, table=_TABLES.encode(value.table)))  # type: ignore[arg-type]
 
-    def decode(self, encoded: bytes) -> TableBlock:
+    def decode(self, encoded: bytes | memoryview) -> TableBlock:
         """Return the block that was encoded."""
         whole = super().decode(encoded)
         return replace(whole, table=_TABLES.decode(whole.table))

@@ -17,6 +17,7 @@ from luminosity.inference.enrich.column import Column, levels, model_of
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, TableBlock, check_schema
+from luminosity.inference.prompts.prompt import Prompt
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.messages import StepSettings
@@ -54,21 +55,17 @@ class Enrich(ModelTransform):
     in ``good``, and later models don't see it.
 
     Args:
-        columns: a ``Column`` for each new column, by its name.
+        columns: a ``Column`` for each new column, by its name; or a ``Prompt``, which names its columns itself.
     """
 
-    def __init__(self, /, **columns: Column) -> None:
+    def __init__(self, /, **columns: Column | Prompt) -> None:
         super().__init__()
         if not columns:
             raise InvalidArgument(
                 "found no columns, expected at least one", fix="pass Enrich(name=Column(handler, inputs))"
             )
-        for name, column in columns.items():
-            if not isinstance(column, Column):  # pyright: ignore[reportUnnecessaryIsInstance]
-                kind = type(column).__name__  # pyright: ignore[reportUnknownArgumentType]
-                raise InvalidType(f"found {name}= of type {kind}, expected {name}=Column(handler, inputs)")
-        self._columns = columns
-        self._levels = levels(columns)
+        self._columns = {name: _column_of(name, column) for name, column in columns.items()}
+        self._levels = levels(self._columns)
         self._step_id = uuid.uuid4().hex
 
     def check(self, schema: pa.Schema) -> None:
@@ -100,7 +97,7 @@ class Enrich(ModelTransform):
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
         settings = StepSettings(step_id=self._step_id, model_tag="", metrics_namespace="")
-        settings = self._settings_for(input_or_inputs, settings)
+        settings = self._settings_for(input_or_inputs, settings, models.values())
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
             for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):
@@ -164,6 +161,17 @@ class Enrich(ModelTransform):
         bad.element_type = pa.RecordBatch
         self._check_threshold(good, bad, _rows)
         return good, bad
+
+
+def _column_of(name: str, column: Any) -> Column:
+    if isinstance(column, Prompt):
+        return Column(column, {each: each for each in column.columns})
+    if not isinstance(column, Column):
+        kind = type(column).__name__
+        raise InvalidType(
+            f"found {name}= of type {kind}, expected {name}=Column(handler, inputs) or {name}=Prompt(...)"
+        )
+    return column
 
 
 def _rows(table: pa.RecordBatch) -> int:

@@ -87,7 +87,16 @@ def to_numpy(column: Column) -> Array:
     if pa.types.is_fixed_size_list(column.type):
         inner = to_numpy(column.flatten())
         return inner.reshape(len(column), column.type.list_size, *inner.shape[1:])
-    return column.to_numpy(zero_copy_only=False)
+    kind = column.type
+    letter = "f" if pa.types.is_floating(kind) else "u" if pa.types.is_unsigned_integer(kind) else "i"
+    is_number = letter != "i" or pa.types.is_signed_integer(kind)
+    if not is_number or not isinstance(column, pa.Array) or column.null_count or not len(column):
+        return column.to_numpy(zero_copy_only=False)
+    # Arrow's to_numpy() imports pandas if it is installed, which takes each process half a second.
+    dtype = np.dtype(f"{letter}{kind.bit_width // 8}")
+    values = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+    values.flags.writeable = False  # columns never change
+    return values
 
 
 def lengths(columns: Columns) -> npt.NDArray[np.int64] | None:
@@ -205,7 +214,11 @@ def _fixed(values: Array, name: str) -> Column:
         raise InvalidArgument(
             f"found values of type {values.dtype}{_of(name)}, expected numbers of a type that Arrow has"
         )
-    column = pa.array(np.ascontiguousarray(values).reshape(-1))
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if flat.dtype.kind in "iuf" and flat.dtype.isnative:  # pa.array() imports pandas, as to_numpy() does
+        column = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
+    else:
+        column = pa.array(flat)
     for size in reversed(values.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     return column

@@ -20,9 +20,9 @@ from apache_beam.runners.worker import statesampler
 
 from luminosity._shared.hangs import Frames, frames_of
 from luminosity._shared.user_code import is_users
-from luminosity.errors import EndpointError, HandlerError, ModelFailed
+from luminosity.errors import BudgetReached, EndpointError, HandlerError, ModelFailed
 from luminosity.inference.blocks import Block, as_block, rows, size
-from luminosity.inference.handler import noting
+from luminosity.inference.handler import PartlyFailed, noting
 from luminosity.inference.host.interface import Outcome
 from luminosity.inference.host.lane import Batch, Stage, Submitter
 
@@ -172,8 +172,8 @@ class DeviceThreads:
             except BaseException as error:
                 copy = None  # The error refers to this frame, and may outlive the model.
                 batch.stats.notes = notes
-                # An unusable endpoint fails all examples alike; isolating failures would find no example at fault.
-                self._calls.failed(batch, error, not isinstance(error, EndpointError))
+                # An unusable endpoint and a spent budget fail all examples alike: no example is at fault.
+                self._calls.failed(batch, error, not isinstance(error, EndpointError | BudgetReached))
                 return None
             batch.stats.notes = notes
             return (outputs,)
@@ -228,7 +228,10 @@ class DeviceThreads:
                 if not batch.lane.submits:
                     handler.wait(outputs)
                 ready, ready_ns = self._now(), batch.lane.settings.clock.time_ns()
-                values, model_id = as_block(handler.collect(outputs)), handler.model_id
+                values, model_id = handler.collect(outputs), handler.model_id
+            if isinstance(values, PartlyFailed):
+                batch.errors, values = values.errors, values.values
+            values = as_block(values)
             if len(values) != batch.count:
                 raise HandlerError(
                     f"{handler} returned {len(values)} predictions for {batch.count} examples",

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -97,6 +97,8 @@ class Batch:
     """The number of the load whose model computes the batch."""
     future: Future[Any] | None = None
     """The answer of a model that takes examples as they come; None before it has the example, and for others."""
+    errors: Mapping[int, Exception] = field(default_factory=dict[int, Exception])
+    """The errors of examples that have failed by themselves, by their places in the batch."""
     stats: BatchStats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,13 +129,20 @@ class Batch:
         return join([part(submission.prepared, places) for submission, places in self.parts])
 
     def outcomes(self, values: Block, model_id: str | None) -> list[tuple[Submitter, Outcome]]:
-        """Return one successful outcome per submission, with the session that gets it."""
+        """Return an outcome per submission, and one per example that has failed, with the sessions that get them."""
         outcomes: list[tuple[Submitter, Outcome]] = []
         done = 0
         for submission, places in self.parts:
             part = piece(values, done, done + len(places))
+            failed = [place for place in range(len(places)) if done + place in self.errors] if self.errors else []
+            for place in failed:
+                error = self.errors[done + place]
+                alone = Outcome(submission.tag, places[place : place + 1], None, error, None, batch_count=1)
+                outcomes.append((submission.session, alone))
             done += len(places)
-            outcomes.append((submission.session, Outcome(submission.tag, places, part, None, model_id)))
+            good, part = _without(places, part, failed)
+            if len(good):
+                outcomes.append((submission.session, Outcome(submission.tag, good, part, None, model_id)))
         return outcomes
 
     def failures(self, error: BaseException, batch_count: int) -> list[tuple[Submitter, Outcome]]:
@@ -162,6 +171,14 @@ class Batch:
             Batch(self.lane, parts, self.longest, self.useful / 2, self.budget, 0.0, self.is_padded)
             for parts in (first, second)
         ]
+
+
+def _without(places: Indices, values: Block, failed: list[int]) -> tuple[Indices, Block]:
+    """Return the places and the values of the examples that have not failed."""
+    if not failed:
+        return places, values
+    good = np.delete(np.arange(len(places)), failed)
+    return places[good], take(values, good)
 
 
 class Lane:

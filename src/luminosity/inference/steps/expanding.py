@@ -18,7 +18,7 @@ from luminosity._shared.environment_hint import PYTHON_ENVIRONMENT
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE, LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.inference.handler import Handler
-from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
+from luminosity.inference.options import ModelCacheConfig, max_cost_of, memory_budget_of, processes_of, threads_of
 from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.pinning import annotate_versions
@@ -89,10 +89,16 @@ class ModelTransform(beam.PTransform[Any, Any]):
         self._handling = ExceptionHandling(exc_class, use_subprocess, threshold, timeout)
         return self
 
-    def _settings_for(self, values: Any, settings: StepSettings) -> StepSettings:
+    def _settings_for(
+        self, values: Any, settings: StepSettings, handlers: Iterable[Handler[Any, Any, Any]]
+    ) -> StepSettings:
         """Complete the settings with the exception handling, and with the options and the runner of the pipeline."""
         pipeline: beam.Pipeline = values.pipeline
         options, handling = pipeline.options, self._handling
+        max_cost = max_cost_of(options)
+        if max_cost is not None:
+            for handler in handlers:
+                handler.check_run_budget(max_cost)
         if handling is not None:
             settings = replace(
                 settings,
@@ -107,6 +113,7 @@ class ModelTransform(beam.PTransform[Any, Any]):
             model_cache=ModelCacheConfig.of(options),
             threads=threads_of(options),
             memory_budget=memory_budget_of(options),
+            max_cost=max_cost,
             workers=processes_of(pipeline),
             # All transforms of a pipeline share it: their models share the memory of one machine.
             run_id=_run_ids.setdefault(pipeline, uuid.uuid4().hex),

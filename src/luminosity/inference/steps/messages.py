@@ -22,6 +22,7 @@ from luminosity._shared.text import shorten_repr
 from luminosity.inference.adapting.adapt import THE_MODEL
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.files.local import use_cache
+from luminosity.inference.handlers.http.limits import use_run_budget
 from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
@@ -77,6 +78,8 @@ class StepSettings:
     """The value of ``--model_memory_budget``, in bytes."""
     workers: int | None = None
     """How many processes of a machine run this step, if that is known when the pipeline is built."""
+    max_cost: float | None = None
+    """The value of ``--max_cost``."""
     run_id: str = ""
     """Names the run; processes of one machine find their shared host by it."""
 
@@ -84,6 +87,7 @@ class StepSettings:
         """Limit the threads of this process and choose its model cache; call it before anything is computed."""
         limit_threads(self.threads)
         use_cache(self.model_cache)
+        use_run_budget(self.max_cost)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The view of a run under way: in place on a terminal, below its cell in a notebook; and the choice of a view."""
+"""The view of a run under way: in place on a terminal, below its cell in a notebook."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from luminosity._shared.notebook import is_terminal, kernel_shell
+from luminosity._shared.notebook import is_terminal
 from luminosity.events import Event, RunEnded, RunStarted, Snapshot, Subscriber
 from luminosity.runs.views import words
+from luminosity.runs.views.choice import APPEARS_AFTER_S
 from luminosity.runs.views.frame import frame
 from luminosity.runs.views.plain import PlainView, line, summary
 
-__all__ = ["LiveView", "Terminal", "is_live", "kept_events", "view_for"]
+__all__ = ["KeptEvents", "LiveView", "NotebookView", "Terminal"]
 
-_APPEARS_AFTER_S = 1.0  # a shorter run shows no view
 _EVERY_S = 0.5  # the display may be at the other end of a slow connection
 _WIDTH, _HEIGHT = 120, 40  # characters of a frame: a notebook is wide, and scrolls
 _STYLE = "white-space: pre; overflow-x: auto; line-height: 1.35; margin: 0; font-size: 12px"
@@ -44,7 +44,7 @@ class NotebookView:
         self._context = contextvars.copy_context()
         self._display_id = f"luminosity-{secrets.token_hex(8)}"
         self._run: RunStarted | None = None
-        self._next_at = _APPEARS_AFTER_S
+        self._next_at = APPEARS_AFTER_S
         self._is_shown = False
 
     def __call__(self, event: Event) -> None:
@@ -88,11 +88,6 @@ class KeptEvents:
         if isinstance(last, Snapshot):
             return as_html(frame(run, last, _WIDTH, _HEIGHT))
         return as_html(Group(frame(run, last.last, _WIDTH, _HEIGHT), summary(run, last)))
-
-
-def kept_events() -> KeptEvents | None:
-    """Return a keeper of events in a notebook; elsewhere nothing shows a result, and there is none."""
-    return KeptEvents() if kernel_shell() is not None else None
 
 
 def as_html(content: RenderableType) -> str:
@@ -233,11 +228,6 @@ def _handlers() -> Iterator[logging.Handler]:
             yield from logger.handlers
 
 
-def is_possible() -> bool:
-    """Return whether standard error is a terminal that can redraw a picture in place."""
-    return is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-
 class LiveView:
     """Shows the progress of a run that takes a while, and a summary at the end.
 
@@ -254,7 +244,7 @@ class LiveView:
             self._run = event
         elif self._instead is not None:
             self._instead(event)
-        elif isinstance(event, Snapshot) and event.seconds >= _APPEARS_AFTER_S and self._run is not None:
+        elif isinstance(event, Snapshot) and event.seconds >= APPEARS_AFTER_S and self._run is not None:
             self._draw(self._run, event)
         elif isinstance(event, RunEnded) and self._run is not None and self._terminal is not None:
             self._leave(self._run, self._terminal, event)
@@ -294,17 +284,3 @@ class LiveView:
             with contextlib.suppress(OSError, ValueError):
                 self._terminal.give_back()
         _terminal_taken.release()
-
-
-def is_live(mode: str) -> bool:
-    """Return whether ``--progress=mode`` shows the live view here."""
-    return mode == "auto" and is_possible()
-
-
-def view_for(mode: str) -> Subscriber | None:
-    """Return the view for ``--progress=mode``, or None for ``off``. Call it on the thread that starts the run."""
-    if mode == "off":
-        return None
-    if mode == "auto" and kernel_shell() is not None:
-        return NotebookView()
-    return LiveView() if is_live(mode) else PlainView()

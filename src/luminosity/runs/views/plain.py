@@ -15,6 +15,7 @@ from luminosity._shared.kafka_metrics import KafkaMetrics
 from luminosity._shared.text import format_bytes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, StageView
 from luminosity.runs.views import step_lines, words
+from luminosity.runs.views.choice import is_worth_printing
 
 __all__ = ["PlainView", "line", "summary"]
 
@@ -28,7 +29,6 @@ _ENDINGS = {
 _STOPPED = "stopped after", "bold green"  # a stream has no other end
 _SLOWEST = 3  # stages named
 _STREAMS = 3  # stages of a stream named: those nearest to the end, which make the results
-_SUMMARY_AFTER_S = 2.0  # shorter runs need none
 _METRICS = 20  # lines
 _SHOWN_ELSEWHERE = frozenset({KafkaMetrics.READ, KafkaMetrics.WRITE})  # namespaces
 
@@ -74,11 +74,6 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
     for kind, text in _metric_lines(ended, _METRICS):
         table.add_row(kind, Text(text))
     return Group(title, table)
-
-
-def is_worth_printing(ended: RunEnded) -> bool:
-    """Return whether a run has taken long, or its code has counted something: otherwise its results say enough."""
-    return ended.seconds >= _SUMMARY_AFTER_S or any(not view.of_library for view in ended.metrics)
 
 
 def _metric_lines(ended: RunEnded, most: int) -> list[tuple[str, str]]:

@@ -48,6 +48,14 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     30 of 120 requests sent again (28 times the server asked to send less), 0.3 s wait each
     batches 1 row
     requests in flight 92% of the time
+    >>> for part in parts(InferenceView("Ask/Infer", inferences=90, batches=90, prompt_tokens=4500, new_tokens=900,
+    ...     device_busy_seconds=3.0, cost=0.0123, cached_answers=40, repeated_prompts=5)):
+    ...     print(part)
+    4,500 tokens in, 900 out (300/s)
+    cost 0.0123, 0.000137 a row
+    40 answers from the cache
+    5 repeated prompts
+    batches 1 row
     >>> from luminosity.events import PartitionLag
     >>> lags = (PartitionLag("reviews[3]", 800), PartitionLag("reviews[1]", 404), PartitionLag("reviews[0]", 0))
     >>> for part in parts(KafkaView("Read", "read", 12_345, 9_876_543, 101.5, 81_200, 0, 7, 12, 1450, 1204, 4, lags)):
@@ -113,6 +121,7 @@ def _of_model(view: InferenceView) -> list[str]:
         said.append(_retries(view))
     if view.cut_texts:
         said.append(f"{words.number(view.cut_texts)} of {words.number(view.inferences)} texts cut at max_new_tokens")
+    said += _tokens(view)
     if view.padded_cost:
         said.append(f"padding {words.percent(max(0.0, 1 - view.useful_cost / view.padded_cost))}")
     if view.batches:
@@ -128,6 +137,28 @@ def _of_model(view: InferenceView) -> list[str]:
     if view.computed_by:
         said.append(view.computed_by)
     return said
+
+
+def _tokens(view: InferenceView) -> list[str]:
+    said: list[str] = []
+    if view.prompt_tokens or view.new_tokens:
+        speed = view.new_tokens / view.device_busy_seconds if view.device_busy_seconds else 0.0
+        rate = f" ({words.rate(speed)})" if speed else ""
+        said.append(f"{words.number(view.prompt_tokens)} tokens in, {words.number(view.new_tokens)} out{rate}")
+    if view.cost:
+        each = f", {view.cost / view.inferences:.3g} a row" if view.inferences else ""
+        said.append(f"cost {view.cost:.6g}{each}")
+    if view.cached_answers:
+        said.append(_many(view.cached_answers, "answer", " from the cache"))
+    if view.repeated_prompts:
+        said.append(_many(view.repeated_prompts, "repeated prompt"))
+    if view.limit_wait_seconds and view.requests:
+        said.append(f"limits {words.duration(view.limit_wait_seconds / view.requests)} wait each")
+    return said
+
+
+def _many(count: int, what: str, more: str = "") -> str:
+    return f"{words.number(count)} {what}{'' if count == 1 else 's'}{more}"
 
 
 def _busy(view: InferenceView) -> str:

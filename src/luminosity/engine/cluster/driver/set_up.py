@@ -26,7 +26,7 @@ from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import BufferKind, Graph
-from luminosity.engine.workers.launcher import modules_to_preload
+from luminosity.engine.workers.preloading import modules_to_preload
 
 __all__ = ["set_up_on_nodes"]
 

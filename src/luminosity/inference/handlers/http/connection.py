@@ -185,7 +185,7 @@ def exchange(
     except exceptions.SSLError as error:
         raise _tls(error, url) from error
     except (exceptions.NewConnectionError, exceptions.ConnectTimeoutError, exceptions.ProxyError) as error:
-        raise RetryableError(f"{url} can't be reached: {_reason(error)}", by_examples=False) from error
+        raise RetryableError(f"{url} can't be reached: {_reason(error)}", by_examples=False, may_cost=False) from error
     except exceptions.TimeoutError as error:
         raise RetryableError(f"{url} did not answer within {seconds:.3g} seconds") from error
     except exceptions.ProtocolError as error:

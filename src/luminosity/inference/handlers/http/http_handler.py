@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -12,13 +13,17 @@ from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
 from luminosity.errors import InvalidArgument
+from luminosity.inference.answer_cache import CacheSettings
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, join
 from luminosity.inference.handler import Handler, HandlerOptions
 from luminosity.inference.handlers.http.connection import Address, Connection
 from luminosity.inference.handlers.http.kserve import KServe
+from luminosity.inference.handlers.http.limits import RequestLimits
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel
+from luminosity.inference.handlers.http.usage import GivenPrices, Prices
 
 __all__ = ["HttpModelHandler"]
 
@@ -34,6 +39,13 @@ class HttpOptions(HandlerOptions, total=False):
     concurrency: int
     ca_file: str | None
     max_response_bytes: int
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_total_tokens: int | None
+    max_cost: float | None
+    prices: GivenPrices
+    cache: str | os.PathLike[str] | None
+    cache_limit: str | int
 
 
 class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
@@ -58,6 +70,14 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         concurrency: the most requests at once in each process. The best number below it is found by trying.
         ca_file: a file of certificates to trust instead of the system's.
         max_response_bytes: a larger response is an error.
+        requests_per_minute: the most requests in any window of a minute, of all workers of the run together.
+        tokens_per_minute: the most tokens of prompts and answers in any window of a minute, likewise.
+        max_total_tokens: the most tokens of the whole run; then rows fail with ``BudgetReached``.
+        max_cost: the most that all tokens of the run may cost, in the currency of ``prices``; likewise.
+        prices: what a million tokens of prompts and a million new ones cost, ``(2.5, 10)``, or a TOML file with the
+            prices of models.
+        cache: a folder on each worker's disk that keeps the answers, so that no later run asks for them again.
+        cache_limit: how much the folder may hold; then the answers that were not used for longest are removed.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``max_batch_weight`` and so on.
     """
 
@@ -77,6 +97,13 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         concurrency: int = 64,
         ca_file: str | None = None,
         max_response_bytes: int = 256_000_000,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        max_total_tokens: int | None = None,
+        max_cost: float | None = None,
+        prices: GivenPrices = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: str | int = "10GB",
         **options: Unpack[HandlerOptions],
     ) -> None:
         if protocol.max_batch_size is not None:
@@ -98,6 +125,11 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             max_response_bytes,
         )
         self._protocol = protocol
+        priced = Prices.of(prices, protocol.model)
+        self._limits = RequestLimits(requests_per_minute, tokens_per_minute, max_total_tokens, max_cost, priced)
+        self._cache = CacheSettings.of(cache, cache_limit)
+        if self._cache is not None:
+            protocol.check_cache({})
         self._server_model_id: str | None = None
         """The server's name of the model, once it has sent it."""
         self.concurrency = concurrency
@@ -184,6 +216,30 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         """The server's name of the model, or the name that you gave until the first response."""
         return self._server_model_id or self._protocol.model
 
+    @property
+    def answer_arguments(self) -> Mapping[str, Any]:
+        """What every request of a chat asks for, such as a temperature."""
+        return self._protocol.parameters if isinstance(self._protocol, Chat) else {}
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> HttpModelHandler:
+        """Return a copy that asks the server for answers of this format, with ``response_format``.
+
+        A server may not know it: check the answers, as ``Prompt`` does. Raises ``InvalidArgument`` unless this is a
+        chat without a ``response_format`` of its own.
+        """
+        if not isinstance(self._protocol, Chat) or "response_format" in self._protocol.parameters:
+            found = "a response_format in parameters" if isinstance(self._protocol, Chat) else str(self)
+            raise InvalidArgument(
+                f"found {found}, expected HttpModelHandler.chat without one: the answer format sets it"
+            )
+        other = copy.copy(self)
+        other._protocol = self._protocol.with_answer_format(answer_format)
+        return other
+
+    def check_files(self) -> None:
+        """Raise ``EndpointError`` if the environment variable of the API key is not set in this process."""
+        self._connection.key()
+
     def update_model_path(self, model_path: str | None = None) -> None:
         """Switch to another model of the same server."""
         if model_path:
@@ -193,11 +249,20 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         """Raise if the protocol can't take these ``inference_args``."""
-        self._protocol.check_arguments(inference_args or {})
+        arguments = inference_args or {}
+        self._protocol.check_arguments(arguments)
+        if self._cache is not None:
+            self._protocol.check_cache(arguments)
+        self._limits.check_tokens(self._protocol.counts_tokens, self._protocol.most_new_tokens(arguments))
+
+    def check_run_budget(self, max_cost: float) -> None:
+        """Raise ``InvalidArgument`` if the server counts tokens, and their prices are not known."""
+        if self._protocol.counts_tokens:
+            self._limits.check_run_budget(max_cost, f"{self._connection.address.shown()} {self._protocol.model}")
 
     def load_model(self) -> RemoteModel:
         """Open a client for the server, and ask it about the model if the protocol needs that."""
-        return RemoteModel(self._connection, self._protocol)
+        return RemoteModel(self._connection, self._protocol, self._limits, self._cache)
 
     def memory(self, model: RemoteModel) -> int:
         """Return 0: the model is on the server."""

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from luminosity.errors import Fix, IncompleteAnswer, InvalidArgument, InvalidType
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.http.protocol import (
     HttpProtocol,
@@ -21,12 +23,14 @@ from luminosity.inference.handlers.http.protocol import (
     Response,
     to_json_bytes,
 )
+from luminosity.inference.handlers.http.usage import Usage
 from luminosity.inference.handlers.text.tokens import texts_of
 
 __all__ = ["Chat", "Embeddings"]
 
 
 _ONE_RESPONSE = {"n": 1, "stream": False}
+_LIMITS = ("max_completion_tokens", "max_tokens")
 _SHOWN_TEXT = 1000  # characters of an incomplete answer in its error: enough to see where it ends in most cases
 
 # The words of servers for the end of an answer, in lower case.
@@ -47,7 +51,17 @@ _CHECK_JSON = Fix(
 )
 
 
-class Embeddings(HttpProtocol):
+class _OpenAIProtocol(HttpProtocol):
+    """What both protocols share: answers say how many tokens they took."""
+
+    counts_tokens = True
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens that the answer says were counted."""
+        return Usage.of(response.json().get("usage"))
+
+
+class Embeddings(_OpenAIProtocol):
     """``POST /v1/embeddings``: takes texts, returns a float32 vector for each.
 
     Vectors are requested in base64, which takes a quarter of the bytes of decimal digits. A server that does not know
@@ -64,6 +78,13 @@ class Embeddings(HttpProtocol):
     ) -> None:
         super().__init__(model)
         self._parameters = {"encoding_format": encoding_format, **(parameters or {})}
+
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int:
+        """Return 0: vectors have no tokens."""
+        return 0
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Do nothing: the vector of a text is always the same."""
 
     def prepare(self, block: Block) -> Block:
         """Check that the examples are texts."""
@@ -116,7 +137,7 @@ def _vector(value: Any, response: Response) -> npt.NDArray[np.float32]:
     return vector
 
 
-class Chat(HttpProtocol):
+class Chat(_OpenAIProtocol):
     """``POST /v1/chat/completions``: takes a message or a list of messages, returns the text of the response."""
 
     one_by_one = True  # the server makes its own batches
@@ -127,7 +148,20 @@ class Chat(HttpProtocol):
         super().__init__(model)
         self._parameters = dict(parameters or {})
         self._allow_incomplete = allow_incomplete
+        self._answer_format: AnswerFormat | None = None
         self.check_arguments(self._parameters)
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """What is sent with every request."""
+        return self._parameters
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> Chat:
+        """Return a copy that asks the server for answers of this format; whoever reads them checks them."""
+        other = copy(self)
+        other._parameters = {**self._parameters, "response_format": answer_format.response_format()}
+        other._answer_format = answer_format
+        return other
 
     def check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raise if an argument asks for several responses or for a stream."""
@@ -136,6 +170,21 @@ class Chat(HttpProtocol):
                 raise InvalidArgument(
                     f"{name} is {arguments[name]!r}, expected {only}: each example gets one complete response"
                 )
+
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int | None:
+        """Return the limit of an answer's tokens that every request has; None if it has none."""
+        sent = {**self._parameters, **arguments}
+        found = next((sent[name] for name in _LIMITS if sent.get(name) is not None), None)
+        return found if isinstance(found, int) else None
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Raise ``InvalidArgument`` if answers are sampled without a seed: each request may get another one."""
+        sent = {**self._parameters, **arguments}
+        if sent.get("temperature") and sent.get("seed") is None:
+            raise InvalidArgument(
+                f"found cache= with temperature={sent['temperature']!r} and no seed: one answer would stand for many",
+                fix='pass a seed, parameters={"seed": 7}, or "temperature": 0, or leave cache= out',
+            )
 
     def prepare(self, block: Block) -> Block:
         """Turn each example into a list of messages."""
@@ -156,7 +205,9 @@ class Chat(HttpProtocol):
         choice = _only_choice(content, response)
         text = choice["message"]["content"]
         if not (self._allow_incomplete and isinstance(text, str)):
-            _check_complete(choice, text, response)
+            _check_complete(choice, text, response, checks_json=self._answer_format is None)
+        if self._answer_format is not None:
+            text = self._answer_format.unwrapped(text)
         return Predictions([text], content.get("model"))
 
 
@@ -177,7 +228,7 @@ def _only_choice(content: dict[str, Any], response: Response) -> dict[str, Any]:
     return choice
 
 
-def _check_complete(choice: Mapping[str, Any], text: Any, response: Response) -> None:
+def _check_complete(choice: Mapping[str, Any], text: Any, response: Response, checks_json: bool) -> None:
     """Raise ``IncompleteAnswer`` if the text of a choice is not the whole answer.
 
     The same request gets the same answer, so none of these errors is retried, except that of a server which says that
@@ -204,7 +255,7 @@ def _check_complete(choice: Mapping[str, Any], text: Any, response: Response) ->
         raise incomplete(f"an empty message (finish_reason {reason!r})", _CHANGE_PROMPT)
     if word not in _COMPLETE:
         raise incomplete(f"finish_reason {reason!r}, which is none of {sorted(_COMPLETE)}", _KEEP)
-    if problem := _json_problem(text, _asked(response, "response_format").get("response_format")):
+    if checks_json and (problem := _json_problem(text, _asked(response, "response_format").get("response_format"))):
         raise incomplete(f"a text that is not the JSON that response_format asks for ({problem})", _CHECK_JSON)
 
 
@@ -220,7 +271,7 @@ def _limit_of(asked: Mapping[str, Any]) -> str:
     >>> _limit_of({"max_tokens": 16}), _limit_of({})
     (' at max_tokens=16', ' at its limit of tokens')
     """
-    found = [f"{name}={asked[name]}" for name in ("max_completion_tokens", "max_tokens") if asked.get(name)]
+    found = [f"{name}={asked[name]}" for name in _LIMITS if asked.get(name)]
     return f" at {found[0] if found else 'its limit of tokens'}"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from luminosity._shared.text import shorten
 from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.http.usage import Usage
 
 __all__ = ["ApiKey", "HttpProtocol", "Predictions", "Request", "Response", "Send", "one_line", "to_json_bytes"]
 
@@ -93,6 +95,11 @@ class Response:
 
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises ``EndpointError`` if it is anything else."""
+        return self._object
+
+    @cached_property
+    def _object(self) -> dict[str, Any]:
+        """The body's JSON object, parsed once: several readers need a part of it."""
         try:
             value = json.loads(self.body)
         except ValueError:
@@ -167,6 +174,8 @@ class HttpProtocol:
     """The most examples in a request, unless the user passes ``max_batch_size``."""
     output_type: pa.DataType | None = None
     """The Arrow type of one prediction, if it is known."""
+    counts_tokens: bool = False
+    """Whether the server computes tokens of texts, for which ``most_new_tokens`` and ``usage`` tell."""
 
     def __init__(self, model: str) -> None:
         if not model:
@@ -186,6 +195,21 @@ class HttpProtocol:
     def check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raise if this protocol can't take these ``inference_args``."""
 
+    def most_new_tokens(self, arguments: dict[str, Any]) -> int | None:
+        """Return the most tokens that the answer to one request may have; None if nothing bounds them."""
+        return None
+
+    def check_cache(self, arguments: dict[str, Any]) -> None:
+        """Raise ``InvalidArgument`` unless the same request may get the answer that it got before.
+
+        Answers are kept as they were sent if requests have one example, and as float32 vectors otherwise. The default
+        raises.
+        """
+        raise InvalidArgument(
+            f"found cache= for {type(self).__name__}, whose answers can't be kept",
+            fix="use HttpModelHandler.chat or HttpModelHandler.embeddings, or leave cache= out",
+        )
+
     def load_facts(self, send: Send) -> Any:
         """Ask the server what ``request`` and ``read`` need to know; they get the return value as ``facts``.
 
@@ -196,6 +220,13 @@ class HttpProtocol:
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         """Return the request for these examples; ``arguments`` are RunInference's ``inference_args``."""
         raise NotImplementedError(f"{type(self).__name__} has no method `request`")
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens that the server says it has counted; None if it says nothing, the default.
+
+        Called before ``read``, also for answers that ``read`` refuses: they were paid for, too.
+        """
+        return None
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
         """Return a prediction for each of the ``count`` examples, in their order."""

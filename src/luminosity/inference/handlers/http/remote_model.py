@@ -1,183 +1,28 @@
-"""A model on a server: what ``HttpModelHandler.load_model`` returns, and how many requests it sends at once."""
+"""A model on a server, which ``HttpModelHandler.load_model`` returns: asks the cache, waits for limits, retries."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-import os
 import random
-import threading
 import time
-import weakref
-from collections.abc import Callable
-from time import monotonic
-from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from luminosity.core import InferenceMetrics
-from luminosity.errors import EndpointError, RemoteModelError
-from luminosity.inference.blocks import Block
+from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError
+from luminosity.inference.answer_cache import CacheSettings, open_cache
+from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.handler import note
 from luminosity.inference.handlers.http.connection import Connection, exchange
+from luminosity.inference.handlers.http.gate import Permit, shared_gate
+from luminosity.inference.handlers.http.limits import Claim, Limiter, RequestLimits
 from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.retries import CircuitBreaker, RetryableError, check_status, delay
 
-__all__ = ["AdaptiveLimit", "Gate", "RemoteModel"]
-
-_START = 4
-_LEAST_SAMPLES = 16  # requests before a limit is judged
-_STEP = 1.25  # growth once doubling has stopped
-_TOLERATED = 1.5  # latency up to this multiple of the best is no sign of a queue at the server
-_FORGET = 1.02  # the best latency grows by this factor: it may have been that of easier requests
-_CALM_S = 5.0  # no growth for this long after the server was overloaded
-_PROBE_S = 10.0  # when to try a larger limit again after it did not pay: servers scale themselves up
-
-
-class Gate:
-    """Lets as many requests through at once as its limit allows.
-
-    All threads of a process share one gate for each endpoint.
-    """
-
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.changed = threading.Condition()
-        self.limit = AdaptiveLimit(most, clock)
-        self.in_flight = 0
-
-    def enter(self, patience_s: float = math.inf) -> Permit | None:
-        """Wait for a permit, which is a context manager. Returns None if there is none within ``patience_s`` seconds.
-
-        Without a limit, the wait is still bounded: requests that hold permits end at their own timeouts.
-        """
-        with self.changed:
-            patience = None if patience_s == math.inf else max(0.0, patience_s)
-            if not self.changed.wait_for(lambda: self.in_flight < self.limit.now, patience):
-                return None
-            self.in_flight += 1
-            return Permit(self, full=self.in_flight >= self.limit.now)
-
-
-class Permit:
-    """The right to send one request, given back at the end of its ``with`` block."""
-
-    def __init__(self, gate: Gate, full: bool) -> None:
-        self._gate = gate
-        self._began = gate.clock()
-        self._full = full
-
-    def answered(self) -> None:
-        """Report that the server has responded."""
-        with self._gate.changed:
-            self._gate.limit.answered(self._began, self._full)
-
-    def overloaded(self) -> None:
-        """Report that the server is overloaded or did not respond."""
-        with self._gate.changed:
-            self._gate.limit.overloaded(self._began)
-
-    def __enter__(self) -> Permit:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._gate.changed:
-            self._gate.in_flight -= 1
-            self._gate.changed.notify_all()
-
-
-_lock = threading.Lock()
-_gates: weakref.WeakValueDictionary[tuple[int, str], Gate] = weakref.WeakValueDictionary()
-
-
-def shared_gate(endpoint: str, most: int) -> Gate:
-    """Return the gate of an endpoint in this process. It exists as long as a model uses it.
-
-    Handlers may allow different numbers of requests. The gate allows the largest; the number of threads of each handler
-    keeps to its own.
-    """
-    key = os.getpid(), endpoint
-    with _lock:
-        gate = _gates.get(key)
-        if gate is None:
-            gate = _gates[key] = Gate(most)
-        with gate.changed:
-            gate.limit.most = max(gate.limit.most, most)
-        return gate
-
-
-class AdaptiveLimit:
-    """Decides how many requests at once are best for a server, by trying. The caller locks it.
-
-    The limit doubles while that pays, then grows in small steps. More requests pay as long as latency stays near the
-    best seen, or throughput grows by half of what was added. If they don't, the step is undone and tried again later.
-    When the server is overloaded, the limit is halved.
-
-    >>> limit = AdaptiveLimit(64)
-    >>> limit.now
-    4
-    """
-
-    def __init__(self, most: int, clock: Callable[[], float] = monotonic) -> None:
-        self.most = most
-        self._clock = clock
-        self._limit = float(min(_START, most))
-        self._doubling = True
-        self._best = math.inf
-        self._before: tuple[float, float] | None = None
-        """The limit and latency before the last step."""
-        self._hold_until = -math.inf
-        self._restart()
-
-    @property
-    def now(self) -> int:
-        """The current limit."""
-        return int(self._limit)
-
-    def answered(self, began: float, full: bool) -> None:
-        """Record a response to a request sent at ``began``; ``full`` says that all permits were taken at that time."""
-        if not full or began < self._since:
-            return  # it says nothing about the current limit
-        self._seconds += self._clock() - began
-        self._count += 1
-        if self._count >= max(_LEAST_SAMPLES, self._limit):
-            self._judge(self._seconds / self._count)
-
-    def overloaded(self, began: float) -> None:
-        """Halve the limit after a refusal. Of the requests sent under one limit, only the first refusal counts."""
-        if began < self._since:
-            return
-        self._limit = max(1.0, self._limit / 2)
-        self._hold(_CALM_S)
-        self._restart()
-
-    def _judge(self, latency: float) -> None:
-        self._best = min(latency, self._best * _FORGET)
-        before, self._before = self._before, None
-        if before is not None and latency > _TOLERATED * self._best and not self._paid(*before, latency):
-            self._limit = before[0]
-            self._hold(_PROBE_S)
-        elif self._clock() >= self._hold_until and self._limit < self.most:
-            self._before = self._limit, latency
-            step = self._limit * (2 if self._doubling else _STEP)
-            self._limit = min(float(self.most), max(step, self._limit + 1))
-        self._restart()
-
-    def _paid(self, limit: float, latency: float, latency_now: float) -> bool:
-        """Return whether throughput, requests in flight divided by latency, grew by half of what was added."""
-        added = self._limit / limit - 1
-        return (self._limit / latency_now) / (limit / latency) >= 1 + added / 2
-
-    def _hold(self, seconds: float) -> None:
-        self._doubling = False
-        self._before = None
-        self._hold_until = self._clock() + seconds
-
-    def _restart(self) -> None:
-        self._since = self._clock()
-        self._seconds, self._count = 0.0, 0
-
+__all__ = ["RemoteModel"]
 
 _LOGGER = logging.getLogger(__name__)
 _WARN_AT_ATTEMPT = 4  # one or two retries are normal
@@ -187,23 +32,100 @@ _WARN_EVERY_S = 60.0  # many threads retry at once; one warning a minute is enou
 class RemoteModel:
     """Sends requests to one endpoint and retries them. Any number of threads may use it."""
 
-    def __init__(self, connection: Connection, protocol: HttpProtocol) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        protocol: HttpProtocol,
+        limits: RequestLimits,
+        cache: CacheSettings | None = None,
+    ) -> None:
         self._connection = connection
         self._protocol = protocol
         self._key = connection.key()
         self._client = connection.open_client()
-        self._gate = shared_gate(f"{connection.address.shown()} {protocol.model}", connection.concurrency)
+        endpoint = f"{connection.address.shown()} {protocol.model}"
+        self._gate = shared_gate(endpoint, connection.concurrency)
+        self._limits = limits
+        self._limiter = Limiter(limits, endpoint, protocol.counts_tokens)
         self._breaker = CircuitBreaker(time.monotonic)
         self._random = random.Random()
         self._warn_after = 0.0
+        self._cache = None if cache is None else open_cache(cache)
         self._facts = protocol.load_facts(self.send)
         self._breaker = CircuitBreaker(time.monotonic)  # forget failures of requests that the protocol can do without
 
     def predict(self, prepared: Block, arguments: dict[str, Any]) -> Predictions:
-        """Return the server's predictions for these examples. Blocks until its response or the deadline."""
-        response = self.send(self._protocol.request(prepared, arguments, self._facts))
+        """Return the server's predictions for these examples. Blocks until its response or the deadline.
+
+        Those that the cache has are not asked for, and each one that comes is in the cache before it is returned.
+        """
+        if self._cache is None:
+            return self._read(self._ask(self._request(prepared, arguments), arguments), len(prepared))
+        requests = [self._request([each], arguments) for each in rows(prepared)]
+        keys = list(map(self._digest, requests))
+        known = self._cache.get(keys)
+        if known:
+            note(InferenceMetrics.CACHED_ANSWERS, sum(key in known for key in keys))
+        if self._protocol.one_by_one:
+            return self._known_or_asked(requests[0], arguments, keys[0], known.get(keys[0]))
+        missing = [place for place, key in enumerate(keys) if key not in known]
+        model_id = None
+        if missing:
+            request = self._request(take(prepared, np.array(missing)), arguments)
+            found = self._read(self._ask(request, arguments), len(missing))
+            model_id = found.model_id
+            vectors = [np.asarray(each, "<f4").tobytes() for each in rows(found.values)]
+            new = dict(zip([keys[place] for place in missing], vectors, strict=True))
+            self._cache.put(new)
+            known |= new
+        lengths = sorted({len(known[key]) // 4 for key in keys})
+        if len(lengths) > 1:
+            raise RemoteModelError(
+                f"found vectors of the lengths {lengths} for {self._protocol.model!r}, some of the cache and some of "
+                "the server, expected one length",
+                fix="choose another cache=FOLDER: the server's model has changed under its name",
+            )
+        return Predictions(np.stack([np.frombuffer(known[key], "<f4") for key in keys]), model_id)
+
+    def _known_or_asked(
+        self, request: Request, arguments: dict[str, Any], key: bytes, known: bytes | None
+    ) -> Predictions:
+        """Read the answer to one example, of the cache or of the server.
+
+        The cache has what the server sent: an answer that is cut or withheld was paid for, too, and would come again.
+        """
+        assert self._cache is not None
+        if known is not None:
+            url = self._connection.address.shown(request.path)
+            return self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
+        response = self._ask(request, arguments)
         try:
-            predictions = self._protocol.read(response, len(prepared), self._facts)
+            predictions = self._read(response, 1)
+        except IncompleteAnswer as error:
+            if not error.may_pass:
+                self._cache.put({key: response.body})
+            raise
+        self._cache.put({key: response.body})
+        return predictions
+
+    def _request(self, prepared: Block, arguments: dict[str, Any]) -> Request:
+        return self._protocol.request(prepared, arguments, self._facts)
+
+    def _digest(self, request: Request) -> bytes:
+        """Return a digest of all that the answer to a request depends on: where it goes, and what is sent."""
+        url = self._connection.address.url(request.path)
+        headers = sorted({**self._connection.headers, **request.headers}.items())
+        parts = [url.encode(), repr(headers).encode(), request.body or b""]
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+    def _ask(self, request: Request, arguments: dict[str, Any]) -> Response:
+        most_new = self._protocol.most_new_tokens(arguments)
+        self._limits.check_tokens(self._protocol.counts_tokens, most_new)
+        return self.send(request, most_new or 0)
+
+    def _read(self, response: Response, count: int) -> Predictions:
+        try:
+            predictions = self._protocol.read(response, count, self._facts)
         except EndpointError as error:
             raise self._breaker.refused(error) from error
         except RemoteModelError:
@@ -212,31 +134,44 @@ class RemoteModel:
         self._breaker.succeeded()
         return predictions
 
-    def send(self, request: Request) -> Response:
-        """Send a request and retry it until its deadline. The wait for the first permit does not count."""
-        ends, attempts, outcome = math.inf, 0, None
+    def send(self, request: Request, most_new: int = 0) -> Response:
+        """Send a request and retry it until its deadline. Waits for the first permit, and for limits, do not count.
+
+        ``most_new`` is the most tokens that the answer may have.
+        """
+        ends, attempts, error = math.inf, 0, None
+        num_bytes = len(request.body or b"") if self._protocol.counts_tokens else 0
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
                 self._breaker.check()
-                note(InferenceMetrics.REQUESTS)
-                if attempts:
-                    note(InferenceMetrics.RETRIES)
-                ends = min(ends, time.monotonic() + self._connection.deadline)
-                attempts += 1
-                outcome = self._attempt(request, permit, ends)
-            if isinstance(outcome, Response):
-                return outcome
-            if outcome.is_throttled:
-                note(InferenceMetrics.THROTTLED)
-            if attempts == _WARN_AT_ATTEMPT:
-                self._warn(outcome)
-            pause = delay(attempts, outcome.retry_after_s, self._random)
+                claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout)
+                if isinstance(claim, Claim):
+                    ends = min(ends, time.monotonic() + self._connection.deadline)
+                    outcome = self._attempt(request, permit, ends, claim, is_again=attempts > 0)
+                    if isinstance(outcome, Response):
+                        return outcome
+                    attempts, error = attempts + 1, outcome
+            if not isinstance(claim, Claim):
+                note(InferenceMetrics.LIMIT_WAIT, int(claim * 1e6))
+                ends += claim
+                time.sleep(claim)
+                continue
+            assert error is not None
+            pause = self._pause_after(error, attempts)
             if time.monotonic() + pause >= ends:
                 break
             note(InferenceMetrics.RETRY_WAIT, int(pause * 1e6))
             time.sleep(pause)
-        assert outcome is not None, "only the wait for a second permit is bounded"
-        raise self._gave_up(outcome, attempts, ends - self._connection.deadline) from outcome
+        assert error is not None, "only the wait for a second permit is bounded"
+        raise self._gave_up(error, attempts, ends - self._connection.deadline) from error
+
+    def _pause_after(self, error: RetryableError, attempts: int) -> float:
+        """Return how many seconds to wait before the next attempt; count and warn."""
+        if error.is_throttled:
+            note(InferenceMetrics.THROTTLED)
+        if attempts == _WARN_AT_ATTEMPT:
+            self._warn(error)
+        return delay(attempts, error.retry_after_s, self._random)
 
     def _warn(self, error: RetryableError) -> None:
         now = time.monotonic()
@@ -245,23 +180,45 @@ class RemoteModel:
             deadline = self._connection.deadline
             _LOGGER.warning("%s. Requests are retried until their deadline of %g seconds.", error, deadline)
 
-    def _attempt(self, request: Request, permit: Permit, ends: float) -> Response | RetryableError:
+    def _attempt(
+        self, request: Request, permit: Permit, ends: float, claim: Claim, is_again: bool
+    ) -> Response | RetryableError:
+        note(InferenceMetrics.REQUESTS)
+        if is_again:
+            note(InferenceMetrics.RETRIES)
         seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
-        try:
-            response = exchange(self._client, request, self._connection, self._key, seconds)
-            if response.status >= 500:
+        with claim:
+            try:
+                response = exchange(self._client, request, self._connection, self._key, seconds)
+                self._count(response, claim)
+                if response.status >= 500:
+                    permit.overloaded()
+                check_status(response)
+            except RetryableError as error:
+                if not error.may_cost:
+                    claim.took_nothing()
                 permit.overloaded()
-            check_status(response)
-        except RetryableError as error:
-            permit.overloaded()
-            return error
-        except EndpointError as error:
-            raise self._breaker.refused(error) from error
-        except RemoteModelError:
-            self._breaker.succeeded()
-            raise
+                return error
+            except EndpointError as error:
+                raise self._breaker.refused(error) from error
+            except RemoteModelError:
+                self._breaker.succeeded()
+                raise
         permit.answered()
         return response
+
+    def _count(self, response: Response, claim: Claim) -> None:
+        """Count the tokens of an answer, also of one that is refused later: it was paid for, too."""
+        if response.status >= 300:
+            claim.took_nothing()
+            return
+        try:
+            usage = self._protocol.usage(response)
+        except RemoteModelError:
+            return  # it can't be read, for which ``read`` has the words; the claim counts in full
+        claim.took(usage)
+        if usage is not None:
+            usage.note(self._limiter.prices)
 
     def _gave_up(self, error: RetryableError, attempts: int, began: float) -> RemoteModelError:
         wait = error.retry_after_s

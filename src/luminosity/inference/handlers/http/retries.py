@@ -39,7 +39,8 @@ class RetryableError(Exception):
     """A failed request that may succeed later.
 
     ``by_examples`` says that its examples may be the cause, for example because they bring the server down.
-    ``retry_after_s`` is how long the server asks to wait. ``is_throttled`` says that it asks to send less.
+    ``retry_after_s`` is how long the server asks to wait. ``is_throttled`` says that it asks to send less, and
+    ``may_cost`` that the server may have computed an answer that did not arrive.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class RetryableError(Exception):
         by_examples: bool = True,
         retry_after_s: float | None = None,
         is_throttled: bool = False,
+        may_cost: bool = True,
     ) -> None:
         super().__init__(message)
         self.by_examples = by_examples
         self.retry_after_s = retry_after_s
         self.is_throttled = is_throttled
+        self.may_cost = may_cost
 
 
 def check_status(response: Response) -> None:
@@ -65,7 +68,8 @@ def check_status(response: Response) -> None:
     if status in _RETRYABLE:
         wait = retry_after(response.headers.get("retry-after"))
         is_throttled = status == 429 or (status == 503 and wait is not None)
-        raise RetryableError(message, by_examples=status != 429, retry_after_s=wait, is_throttled=is_throttled)
+        by_examples = status != 429
+        raise RetryableError(message, by_examples, retry_after_s=wait, is_throttled=is_throttled, may_cost=False)
     if 300 <= status < 400:
         raise EndpointError(
             f"{response.url} answered {status}, a redirect", fix="pass the address to which the server redirects"

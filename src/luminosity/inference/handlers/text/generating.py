@@ -18,7 +18,7 @@ from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.text.text_handler import TextHandler
 
-__all__ = ["GeneratingHandler"]
+__all__ = ["GeneratingHandler", "ends_of"]
 
 
 class GeneratingHandler(TextHandler[ExampleT]):
@@ -63,9 +63,7 @@ class GeneratingHandler(TextHandler[ExampleT]):
             arguments.setdefault("tokenizer", self.tokenizer.whole)
         tokens = self.call(model.generate, batch, arguments)
         given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
-        ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
-        listed = cast("list[Any]", list(ends) if isinstance(ends, list | tuple) else [ends])
-        ends = {self.pad_id, *listed}
+        ends = {self.pad_id, *ends_of(model, arguments)}
         new = tokens[:, given:].tolist()
         if tokens.shape[1] - given >= (arguments["max_new_tokens"] or math.inf):
             note(InferenceMetrics.CUT_TEXTS, sum(row[-1] not in ends for row in new))
@@ -78,6 +76,13 @@ class GeneratingHandler(TextHandler[ExampleT]):
     def collect(self, outputs: Any) -> Block:
         """Decode the new tokens to texts, without special tokens."""
         return self.tokenizer.whole.batch_decode(outputs.values.numpy(force=True), skip_special_tokens=True)
+
+
+def ends_of(model: Any, arguments: Mapping[str, Any]) -> set[int]:
+    """Return the tokens that end a text."""
+    ends = arguments.get("eos_token_id", model.generation_config.eos_token_id)
+    listed = cast("list[Any]", list(ends) if isinstance(ends, list | tuple) else [ends])
+    return {each for each in listed if each is not None}
 
 
 def _written(tokens: list[int], ends: set[int]) -> int:

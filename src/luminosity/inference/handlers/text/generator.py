@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -14,18 +15,22 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
+from luminosity._shared.text import shorten
 from luminosity.core import InferenceMetrics
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import IncompleteAnswer, InvalidArgument, InvalidType
 from luminosity.extras import require
+from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.continuous import ContinuousModel
-from luminosity.inference.handler import HandlerOptions, note, noting
+from luminosity.inference.handler import HandlerOptions, PartlyFailed, note, noting
 from luminosity.inference.handlers.on_torch import Batch
-from luminosity.inference.handlers.text.generating import GeneratingHandler
+from luminosity.inference.handlers.text.answer_masks import AnswerMasks, check_answer_format, logits_processor, masks_of
+from luminosity.inference.handlers.text.generating import GeneratingHandler, ends_of
 from luminosity.inference.handlers.text.packed.families import Unfit
-from luminosity.inference.handlers.text.prompts import (
+from luminosity.inference.handlers.text.plain_text import PlainTexts
+from luminosity.inference.handlers.text.prompt_arguments import (
     RowArguments,
     arguments_of,
     ids_of,
@@ -40,6 +45,7 @@ from luminosity.inference.handlers.text.tokens import texts_of, token_counts
 
 __all__ = ["TextGenerator"]
 _LOGGER = logging.getLogger(__name__)
+_SHOWN_TEXT = 1000  # characters of a cut answer in its error
 
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]] | Mapping[str, Any]"
@@ -84,6 +90,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     may_be_packed = True
     padding_side = "left"  # so that new tokens follow the prompt
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
+    _answer_format: AnswerFormat | None = None
 
     def __init__(
         self,
@@ -100,6 +107,25 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     ) -> None:
         super().__init__(path, max_new_tokens, generation_args, max_length, device, dtype, load_model_args, **options)
         self._chat_template_args = dict(chat_template_args or {})
+
+    @property
+    def answer_arguments(self) -> Mapping[str, Any]:
+        """What ``model.generate`` is asked for, such as a temperature."""
+        return self._generation_args
+
+    def with_answer_format(self, answer_format: AnswerFormat) -> Self:
+        """Return a copy that can write only answers of this format. One that is cut fails with ``IncompleteAnswer``.
+
+        Raises ``InvalidArgument`` for a format that can't be enforced, and ``MissingExtra`` without llguidance.
+        """
+        check_answer_format(answer_format)
+        if self._generation_args.get("num_beams", 1) != 1:
+            raise InvalidArgument(
+                f"found num_beams={self._generation_args['num_beams']}, expected 1 with an answer format"
+            )
+        other = copy(self)
+        other._answer_format = answer_format
+        return other
 
     def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
@@ -124,7 +150,10 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             super().check_input_type(kind)
 
     def prepare(self, block: Block) -> Block:
-        """Tokenise the prompts, and the chats after the chat template has rendered them."""
+        """Tokenise the prompts, and the chats after the chat template has rendered them.
+
+        The content of a message is text: special tokens of the model in it, such as ``<|im_end|>``, end no message.
+        """
         parts = [split(example) for example in rows(block)]
         return with_arguments(self._prompts([prompt for prompt, _ in parts]), [own for _, own in parts])
 
@@ -135,12 +164,16 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         # The chat template writes the special tokens itself.
         prompts = self.tokenizer.ids([e for e, chat in zip(examples, chats, strict=True) if not chat])
         rendered = texts_of([self._rendered(e) for e, chat in zip(examples, chats, strict=True) if chat])
-        both = pa.concat_arrays([prompts, self.tokenizer.ids(rendered, special=False)])
+        both = pa.concat_arrays([prompts, self._plain_texts.ids(rendered)])
         # `both` has prompts first, then chats: undo the stable sort by the flags.
         return both.take(pa.array(np.argsort(np.argsort(chats, kind="stable"))))
 
     def prepare_key(self) -> None:
         """Return None: prompts depend on the chat template."""
+
+    @cached_property
+    def _plain_texts(self) -> PlainTexts:
+        return PlainTexts(self.tokenizer)
 
     def _rendered(self, messages: Any) -> str:
         listed: list[Any] = cast("list[Any]", list(messages)) if isinstance(messages, list | tuple) else []
@@ -150,7 +183,13 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 'such as {"role": "user", "content": "Hello"}, or a mapping with one of them'
             )
         arguments = {"add_generation_prompt": True, **self._chat_template_args}
-        return self.tokenizer.whole.apply_chat_template(listed, tokenize=False, **arguments)
+        if not (arguments.get("chat_template") or self.tokenizer.whole.chat_template):
+            raise InvalidArgument(
+                f"{self.model_id!r} has no chat template, so it takes prompts (str), but no messages",
+                fix="use a model that was trained for chats, or pass chat_template_args={'chat_template': ...}",
+            )
+        marked = [self._plain_texts.marked(message) for message in listed]
+        return self.tokenizer.whole.apply_chat_template(marked, tokenize=False, **arguments)
 
     def load_model(self) -> Any:
         """Load the causal language model. Raises ``InvalidArgument`` for a sequence-to-sequence model."""
@@ -174,8 +213,13 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 defaults=self._defaults(plan),
                 decode=lambda tokens: self.tokenizer.whole.decode(tokens),
                 fallback=self._answer_by_transformers,
+                make_matcher=self._matcher_maker(plan),
                 shares_prefixes=self.shares_prefixes,
             )
+
+    def _matcher_maker(self, plan: SlotPlan) -> Callable[[], Any] | None:
+        """Return what makes a matcher of the answer format for each prompt; None without a format."""
+        return None if self._answer_format is None else self._masks(settings_of(self._defaults(plan)).ends).matcher
 
     @cached_property
     def slot_plan(self) -> SlotPlan | None:
@@ -218,8 +262,17 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         return replace(batch, host_data=own) if any(own) else batch
 
     def compute(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
-        """Generate, and return only the new tokens; prompts with equal arguments together, those with a seed alone."""
+        """Generate, and return only the new tokens."""
         whole = self.whole if isinstance(model, ContinuousModel) else model
+        tokens = self._written(whole, batch, inference_args)
+        if self._answer_format is None:
+            return tokens
+        masks = self._masks(self._ends(whole, {**self._generation_args, **inference_args}))
+        are_complete = [masks.is_complete(_without_end(row, self.pad_id)) for row in tokens.tolist()]
+        return {"tokens": tokens, "is_complete": require("torch", "torch").tensor(are_complete)}
+
+    def _written(self, whole: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
+        """Return the new tokens; of prompts with equal arguments together, of those with a seed alone."""
         own: list[RowArguments] = batch.host_data or [{}] * batch.count
         if not any(own) and "seed" not in {**self._generation_args, **inference_args}:
             return self._new_tokens(whole, batch, inference_args)
@@ -243,7 +296,22 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         seed = arguments.pop("seed", None)
         if seed is not None:
             require("torch", "torch").manual_seed(seed)
-        return self.generate(model, batch, arguments)[:, batch.inputs["input_ids"].shape[1] :]
+        given = batch.inputs["input_ids"].shape[1]
+        if self._answer_format is not None:
+            ends = self._ends(model, arguments)
+            limit = logits_processor(self._masks(ends), ends, given)
+            arguments["logits_processor"] = [*arguments.get("logits_processor", ()), limit]
+        return self.generate(model, batch, arguments)[:, given:]
+
+    def _ends(self, model: Any, arguments: Mapping[str, Any]) -> set[int]:
+        """Return the tokens that end a text, with the tokenizer's own if the model has none."""
+        return ends_of(model, arguments) or {self.tokenizer.whole.eos_token_id} - {None}
+
+    def _masks(self, ends: Collection[int]) -> AnswerMasks:
+        """Return the compiled answer format for this model; ``ends`` are the tokens that end an answer."""
+        assert self._answer_format is not None
+        size = self.config.get_text_config().vocab_size
+        return masks_of(self.tokenizer.whole, self._answer_format, size, ends)
 
     def _answer_by_transformers(self, ids: list[int], arguments: Mapping[str, Any]) -> Answer:
         """Answer one prompt that the slots don't compute as transformers does."""
@@ -253,10 +321,16 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             tokens = self._new_tokens(self.whole, batch, dict(arguments))[0].tolist()
         return Answer(tokens, len(ids), bool(notes.get(InferenceMetrics.CUT_TEXTS)), is_of_slots=False)
 
-    def collect(self, outputs: Any) -> Block:
-        """Decode the new tokens to texts, without special tokens; a text ends behind the stop string that ended it."""
+    def collect(self, outputs: Any) -> Block | PartlyFailed:
+        """Decode the new tokens to texts, without special tokens; a text ends behind the stop string that ended it.
+
+        Of answers with a format, those that are cut fail.
+        """
         if not isinstance(outputs, list):
-            return super().collect(outputs)
+            if self._answer_format is None:
+                return super().collect(outputs)
+            tokens = outputs.values["tokens"].tolist()
+            return self._checked(tokens, outputs.values["is_complete"].tolist())
         answers = cast("list[Answer]", outputs)
         for answer in answers:
             note(InferenceMetrics.IN_SLOTS if answer.is_of_slots else InferenceMetrics.BY_TRANSFORMERS)
@@ -264,8 +338,39 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             note(InferenceMetrics.NEW_TOKENS, len(answer.tokens))
             if answer.is_cut:
                 note(InferenceMetrics.CUT_TEXTS)
-        texts = self.tokenizer.whole.batch_decode([answer.tokens for answer in answers], skip_special_tokens=True)
+        tokens = [answer.tokens for answer in answers]
+        if self._answer_format is not None:
+            assert self.slot_plan is not None
+            masks = self._masks(settings_of(self._defaults(self.slot_plan)).ends)
+            return self._checked(tokens, [masks.is_complete(row) for row in tokens])
+        texts = self.tokenizer.whole.batch_decode(tokens, skip_special_tokens=True)
         return [cut_behind(text, answer.stops) or text for text, answer in zip(texts, answers, strict=True)]
+
+    def _checked(self, tokens: list[list[int]], are_complete: list[bool]) -> Block | PartlyFailed:
+        """Return the texts of answers that have a format, with an error for each that was cut."""
+        whole = self.tokenizer.whole
+        texts = whole.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        errors: dict[int, Exception] = {
+            place: IncompleteAnswer(
+                f"the model's answer was cut at {len(tokens[place])} tokens: {shorten(texts[place], _SHOWN_TEXT)!r}",
+                fix="raise max_new_tokens, or ask for a shorter answer",
+            )
+            for place, is_complete in enumerate(are_complete)
+            if not is_complete
+        }
+        return PartlyFailed(texts, errors) if errors else texts
+
+
+def _without_end(tokens: list[int], padding: int) -> list[int]:
+    """Return the tokens without those that fill a row.
+
+    >>> _without_end([5, 0, 6, 0, 0], 0)
+    [5, 0, 6]
+    """
+    count = len(tokens)
+    while count and tokens[count - 1] == padding:
+        count -= 1
+    return tokens[:count]
 
 
 def _is_known(arguments: Mapping[str, Any]) -> bool:

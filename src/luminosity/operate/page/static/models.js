@@ -2,7 +2,7 @@
 
 import { h, replaceAll, s, section, setAttributes, setText } from "./dom.js";
 import { numberColumns, Table } from "./table.js";
-import { bytes, count, duration, percent } from "./words.js";
+import { bytes, count, duration, percent, rate, short } from "./words.js";
 
 const OLD = "the step does not count it, or the record is of an older version";
 
@@ -53,6 +53,22 @@ function troubleOf(view) {
   return said.join(" ");
 }
 
+/** Say how many tokens a model read and wrote, what they cost, and which answers it did not have to give. */
+function tokensOf(view) {
+  const said = [];
+  const [asked, written] = [view.prompt_tokens ?? 0, view.new_tokens ?? 0];
+  if (asked || written) {
+    const speed = view.device_busy_seconds ? `, ${rate(written / view.device_busy_seconds)}` : "";
+    const known = view.cached_prompt_tokens ? `, ${count(view.cached_prompt_tokens)} of them in the server's cache` : "";
+    said.push(`The model read ${count(asked)} tokens${known}, and wrote ${count(written)}${speed}.`);
+  }
+  if (view.cost) said.push(`They cost ${short(view.cost)}${view.inferences ? `, ${short(view.cost / view.inferences)} a row` : ""}.`);
+  if (view.cached_answers) said.push(`${count(view.cached_answers)} answers came from the cache.`);
+  if (view.repeated_prompts) said.push(`${count(view.repeated_prompts)} prompts had the answer of an equal one.`);
+  if (view.limit_wait_seconds && view.requests) said.push(`Requests waited ${duration(view.limit_wait_seconds / view.requests)} for limits, on average.`);
+  return said.join(" ");
+}
+
 /** Return the section; absent if no step runs a model. */
 export function modelsSection(run) {
   const [inferences, ...others] = numberColumns(run.numbers.models, (row) => row.view);
@@ -70,6 +86,7 @@ export function modelsSection(run) {
       { key: "full", title: "Full", hint: "Padded cost of batches, as a share of the most allowed", value: (row) => row.full, text: (row) => percent(row.full), why_: OLD },
       { key: "padding", title: "Padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: OLD },
       { key: "computes", title: "Computes", hint: "Share of the workers' time in which the model computes, or has requests in flight if it is on a server", value: (row) => row.computes, text: (row) => percent(row.computes), why_: OLD },
+      { key: "tokens", title: "Tokens", hint: "Tokens that the model read and wrote", value: (row) => (row.view.prompt_tokens ?? 0) + (row.view.new_tokens ?? 0) || null, text: (row) => (row.view.prompt_tokens || row.view.new_tokens ? `${short(row.view.prompt_tokens ?? 0)} in, ${short(row.view.new_tokens ?? 0)} out` : "–"), why_: "the model writes no text, or its server does not say" },
       ...others,
       { key: "retries", title: "Retries", hint: "Requests that were sent again to the model's server", value: (row) => (row.view.requests ? row.view.retries ?? 0 : null), text: (row) => (row.view.requests ? count(row.view.retries ?? 0) : "–"), why_: "the model is not on a server" },
     ],
@@ -116,7 +133,7 @@ class BatchDetail {
     replaceAll(this.words, ...parts.map(([name, seconds], index) => h("li", { class: "key" }, s("svg", { width: 11, height: 11, "aria-hidden": "true" }, s("rect", { class: `part part${index % 6}`, width: 11, height: 11, rx: 2 })), `${name} ${duration(seconds)} (${percent(seconds / total)})`)));
     const line = lineOf(row.view);
     const waits = row.view.inferences && row.view.queue_wait_seconds ? `An example waits ${duration(row.view.queue_wait_seconds / row.view.inferences)} for its batch. ` : "";
-    setText(this.line, `${waits}${line ? `A batch takes ${line}. ` : ""}${troubleOf(row.view)}`);
+    setText(this.line, `${waits}${line ? `A batch takes ${line}. ` : ""}${[tokensOf(row.view), troubleOf(row.view)].filter(Boolean).join(" ")}`);
     this.bar.toggleAttribute("hidden", !parts.length);
   }
 }

@@ -16,6 +16,7 @@ from luminosity.cli.common.exits import FAILED, NOT_MET, fail, print_ignoring_cl
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
+from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, scored
 from luminosity.errors import LuminosityError, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
@@ -26,7 +27,8 @@ if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
 __all__ = ["add_to"]
 
 _DESCRIPTION = """\
-Compare predictions with labels. Predictions are classes, numbers or rankings.
+Compare predictions with labels. Predictions are classes, numbers, rankings or
+texts.
 TABLE is one or many files (Parquet, JSON lines, CSV, TSV, Arrow). Columns inside
 a column are written with a dot: mood.label.
 
@@ -49,6 +51,12 @@ examples:
                         compare two models on the same rows
   lum evaluate hits.parquet --label relevant --score score --query question
                         recall and nDCG of rankings
+  lum evaluate out.parquet --task texts --label expected --prediction answer \
+      --prediction-b other
+                        matches, similarity and ROUGE of the texts of two prompts
+  lum evaluate out.parquet --task texts --label expected --prediction answer \
+      --judge llama --server http://localhost:8000 --rubric @rubric.txt
+                        the scores of a judge, too
   lum evaluate test.parquet --label y --prediction p --report quality.html
 """
 _MOST_SLICES = 50  # lines of values: the worst come first
@@ -74,9 +82,18 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--task",
-        choices=("classes", "numbers", "ranking"),
-        help="what predictions are (default: by the types of the columns)",
+        choices=("classes", "numbers", "ranking", "texts"),
+        help="what predictions are (default: by the types of the columns, never texts)",
     )
+    for name, which in (("--measure", ""), ("--measure-b", " of the second texts")):
+        parser.add_argument(
+            name,
+            action="append",
+            default=[],
+            metavar="COLUMN",
+            help=f"for texts: numbers{which} to average, such as the scores of a judge; may be repeated",
+        )
+    parser.add_argument("--preference", metavar="COLUMN", help="for texts: above 0 where the second is better")
     parser.add_argument(
         "--positive", metavar="CLASS", help="the class that scores are of (default: of two classes, the last)"
     )
@@ -90,6 +107,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out rows with null, NaN or infinity (default: an error)"
     )
+    add_model_options(parser)
     _add_numbers(parser)
     for name, worse in (("--at-least", "lower"), ("--at-most", "higher")):
         parser.add_argument(
@@ -163,18 +181,18 @@ def _run(parsed: argparse.Namespace) -> int:
     settings = _settings(parsed)
     check_report(parsed.report)
     reader = TableReader("evaluate", parsed.dead_letters)
-    with ProgressLine() as progress, reader:
-        (csv,) = csv_arguments(parsed, parsed.table)
-        columns = roots_of(settings.columns, ReadTable(parsed.table, **csv).schema.names)
+    with reader, scored(parsed, settings) as (table, settings), ProgressLine() as progress:
+        (csv,) = csv_arguments(parsed, table) if table == parsed.table else ({},)
+        columns = roots_of(settings.columns, ReadTable(table, **csv).schema.names)
         done = progress.rows(f"reading {parsed.table}")
-        found = evaluate_batches(_read(reader, reader.open(parsed.table, columns, csv), done), settings)
+        found = evaluate_batches(_read(reader, reader.open(table, columns, csv), done), settings)
         failed = _failed(parsed, found)
         has_requirements = bool(parsed.at_least or parsed.at_most)
         if parsed.report:
             found.write_report(
                 parsed.report,
                 title=parsed.table,
-                settings=_described(settings),
+                settings=_described(parsed, settings),
                 failed=failed if has_requirements else None,
             )
     if parsed.report:
@@ -183,7 +201,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.json:
         verdict = {"passed": not failed, "failed": failed} if has_requirements else {}
         about = {
-            "settings": _described(settings),
+            "settings": _described(parsed, settings),
             "versions": {"luminosity": version("luminosity")},
             **reader.as_dict(),
         }
@@ -203,9 +221,11 @@ def _settings(parsed: argparse.Namespace) -> Settings:
     if parsed.each_slice and not (parsed.slice and (parsed.at_least or parsed.at_most)):
         raise OptionError("found --each-slice, expected --slice and --at-least or --at-most with it")
     names = ("label", "prediction", "score", "prediction_b", "score_b", "query", "task", "positive", "score_of")
+    names += ("preference",)
     numbers = ("k", "bins", "resamples", "confidence", "seed", "skip_missing")
     slices = tuple(tuple(name for name in text.split(",") if name) for text in parsed.slice)
-    return Settings(slices=slices, **{name: getattr(parsed, name) for name in (*names, *numbers)})
+    measures = {"measures": tuple(parsed.measure), "measures_b": tuple(parsed.measure_b)}
+    return Settings(slices=slices, **measures, **{name: getattr(parsed, name) for name in (*names, *numbers)})
 
 
 def _read(reader: TableReader, table: ReadTable, done: Any) -> Iterator[Any]:
@@ -216,11 +236,12 @@ def _read(reader: TableReader, table: ReadTable, done: Any) -> Iterator[Any]:
         done(rows)
 
 
-def _described(settings: Settings) -> dict[str, Any]:
+def _described(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     found = {name: value for name, value in vars(settings).items() if value not in (None, (), False)}
     found["slices"] = [",".join(by) for by in settings.slices] or None
     for name in ("most_distinct", "most_slices", *(() if settings.query else ("k",))):
         found.pop(name, None)
+    found |= {name: getattr(parsed, name) for name in SHOWN_OF_MODELS}
     return {name.replace("_", " "): value for name, value in found.items() if value is not None}
 
 
@@ -258,12 +279,28 @@ def _lines(
         positive += " (--positive chooses another)"
     lines = [f"{verdict}{found}{positive} · {found.rows:,} {unit}{skipped} · {seconds:.1f} s"]
     lines += [f"note: {each}" for each in found.notes]
-    if found.differences:
+    if found.outcomes:
+        lines += _table_of_two(found)
+    elif found.differences:
         shown = [name for name in found.main_metrics if name in found.differences]
         lines.append("  second model minus first: " + ", ".join(f"{name} {found.differences[name]}" for name in shown))
     for by, values in found.slices.items():
         lines += _slice_lines(by, values, unit)
     return lines
+
+
+def _table_of_two(found: Evaluation) -> list[str]:
+    """Return the metrics of both models, their difference, and in how many rows each is better, as a table."""
+    rows: list[tuple[str, ...]] = [("", "first", "second", "difference", "win", "tie", "loss", "win rate")]
+    for name, each in found.outcomes.items():
+        metrics = [of[name] for of in (found.metrics, found.metrics_b) if name in of]
+        values = [f"{each.value:.4g}" if each.value is not None else "-" for each in metrics] or ["", ""]
+        difference = found.differences[name] if metrics else ""
+        rows.append((name, *values, str(difference), *map(str, (each.wins, each.ties, each.losses, each.win_rate))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _slice_lines(by: str, values: Any, unit: str) -> list[str]:

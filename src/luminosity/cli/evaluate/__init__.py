@@ -1,0 +1,1 @@
+"""The command ``lum evaluate``: compare predictions with labels."""

@@ -1,0 +1,136 @@
+"""The models of ``lum evaluate``: an embedding model and a judge, whose scores become columns of the table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from luminosity.cli.common.table_options import csv_arguments
+from luminosity.errors import OptionError
+
+if TYPE_CHECKING:
+    from luminosity.evaluation.settings import Settings
+    from luminosity.judging import Judge
+
+__all__ = ["SHOWN_OF_MODELS", "add_model_options", "scored"]
+
+SHOWN_OF_MODELS = ("embed", "judge", "rubric", "scale", "question")  # options that a report names
+
+_OF_JUDGE = ("rubric", "scale", "question", "server", "server_key_env")  # options that need --judge
+_SCORED = "scored.parquet"
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for models that score texts."""
+    models = parser.add_argument_group("models that score texts, with --task texts")
+    models.add_argument(
+        "--embed", metavar="MODEL", help="add the cosine of vectors: a folder, a name on the hub, or module:object"
+    )
+    models.add_argument(
+        "--judge",
+        metavar="MODEL",
+        help="add the scores of a judge: module:object, or what --server calls the model; with --prediction-b, it also "
+        "says which text is better",
+    )
+    models.add_argument("--server", metavar="URL", help="a server with OpenAI's chat API, which knows --judge")
+    models.add_argument("--server-key-env", metavar="VARIABLE", help="environment variable with the server's key")
+    models.add_argument("--rubric", metavar="TEXT", help="what a good text is; @FILE reads it from a file")
+    models.add_argument("--scale", choices=("1-5", "pass/fail"), help="of the judge (default: 1-5)")
+    models.add_argument("--question", metavar="COLUMN", help="the questions, which the judge sees, too")
+    models.add_argument(
+        "--scored", metavar="OUT", help="also write the table with the scores, and with what the judge has said"
+    )
+
+
+@contextmanager
+def scored(parsed: argparse.Namespace, settings: Settings) -> Generator[tuple[str, Settings]]:
+    """Run the models over the table; yield the table with their scores and the settings that take them.
+
+    Without models, yield the table as it is.
+    """
+    if parsed.embed is None and parsed.judge is None:
+        given = next((name for name in (*_OF_JUDGE, "scored") if getattr(parsed, name) is not None), None)
+        if given is not None:
+            raise OptionError(f"found --{given.replace('_', '-')} without a model", fix="add --judge MODEL")
+        yield parsed.table, settings
+        return
+    _check(parsed, settings)
+    with tempfile.TemporaryDirectory(prefix="lum-evaluate-") as folder:
+        out = os.path.join(folder, _SCORED) if parsed.scored is None else parsed.scored
+        measures = _run(parsed, settings, out)
+        ours = {name: (*getattr(settings, name), *measures.get(name, ())) for name in ("measures", "measures_b")}
+        yield out, replace(settings, **ours, preference=measures.get("preference", settings.preference))
+
+
+def _check(parsed: argparse.Namespace, settings: Settings) -> None:
+    option = "--embed" if parsed.judge is None else "--judge"
+    if settings.task != "texts":
+        raise OptionError(f"found {option} without --task texts, expected both", fix="add --task texts")
+    if parsed.dead_letters is not None:
+        raise OptionError(f"found {option} and --dead-letters, expected one of them", fix="leave out --dead-letters")
+    if parsed.judge is None and (given := next((n for n in _OF_JUDGE if getattr(parsed, n) is not None), None)):
+        raise OptionError(f"found --{given.replace('_', '-')} without --judge, expected both", fix="add --judge MODEL")
+    if parsed.judge is not None and parsed.rubric is None:
+        raise OptionError("found --judge without --rubric, expected both", fix="add --rubric TEXT")
+    if parsed.server_key_env is not None and parsed.server is None:
+        raise OptionError("found --server-key-env without --server, expected both", fix="add --server URL")
+    if parsed.preference is not None and parsed.judge is not None and parsed.prediction_b is not None:
+        raise OptionError("found --preference and --judge, which compares the texts itself, expected one of them")
+
+
+def _run(parsed: argparse.Namespace, settings: Settings, out: str) -> Any:
+    """Write the table with the scores to ``out``, and return the arguments with which ``Evaluate`` takes them."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from luminosity import LuminosityRunner, ReadTable, SentenceEmbedder, WriteTable
+    from luminosity.inference.model_names import named_handler
+    from luminosity.judging import ScoreTexts
+
+    embedder: Any = None
+    if parsed.embed is not None:
+        is_name = ":" in parsed.embed and not os.path.exists(parsed.embed)
+        embedder = named_handler(parsed.embed) if is_name else SentenceEmbedder(os.path.expanduser(parsed.embed))
+    assert settings.prediction is not None, "checked by Settings"
+    scores = ScoreTexts(
+        settings.label,
+        settings.prediction,
+        prediction_b=settings.prediction_b,
+        embedder=embedder,
+        judge=None if parsed.judge is None else _judge(parsed),
+        skip_missing=settings.skip_missing,
+        seed=settings.seed,
+    )
+    (csv,) = csv_arguments(parsed, parsed.table)
+    pipeline = beam.Pipeline(runner=LuminosityRunner(), options=PipelineOptions([]))
+    table = pipeline | "Read" >> ReadTable(parsed.table, **csv)
+    _ = table | "Score" >> scores | "Write" >> WriteTable(out)
+    pipeline.run().wait_until_finish()
+    return scores.measures
+
+
+def _judge(parsed: argparse.Namespace) -> Judge:
+    from luminosity import HttpModelHandler
+    from luminosity.inference.model_names import named_handler
+    from luminosity.judging import Judge
+
+    rubric: str = parsed.rubric
+    if rubric.startswith("@"):
+        try:
+            with open(rubric[1:], encoding="utf-8") as file:
+                rubric = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--rubric {rubric}: can't read the file: {error}") from None
+    if parsed.server is None:
+        handler = named_handler(parsed.judge)
+    else:
+        key = parsed.server_key_env
+        handler = HttpModelHandler.chat(
+            parsed.server, parsed.judge, parameters={"temperature": 0}, api_key_env=key, allow_incomplete=True
+        )
+    return Judge(handler, rubric, scale=parsed.scale or "1-5", question=parsed.question)

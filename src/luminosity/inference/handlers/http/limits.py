@@ -1,0 +1,191 @@
+"""The limits and the budget of a model's server: what each request may take, and what it has taken."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
+from luminosity.errors import BudgetReached, InvalidArgument, RemoteModelError
+from luminosity.inference.handlers.http.ledger import Ask, Ledger, Most, Refused, Wait
+from luminosity.inference.handlers.http.usage import Prices, Usage
+
+__all__ = ["Claim", "Limiter", "RequestLimits", "use_run_budget"]
+
+_BYTES_PER_TOKEN = 4  # of most texts; a request that may be larger than the limit must be smaller by this measure
+_NANOS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What the user allows; pickled with the handler. All workers of a run share it."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_total_tokens: int | None = None
+    max_cost: float | None = None
+    prices: Prices | None = None
+    window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute", "max_total_tokens", "max_cost"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidArgument(f"found {name}={value!r}, expected more than 0")
+        if self.max_cost is not None and self.prices is None:
+            raise InvalidArgument(
+                "found max_cost without prices", fix="pass what a million tokens cost: prices=(of_prompts, of_new)"
+            )
+
+    @property
+    def of_tokens(self) -> list[str]:
+        """The names of the limits that are set and need to know how many tokens a request may take."""
+        return [name for name in ("tokens_per_minute", "max_total_tokens", "max_cost") if getattr(self, name)]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all limits that are set."""
+        return [*(["requests_per_minute"] if self.requests_per_minute else []), *self.of_tokens]
+
+    def check_run_budget(self, max_cost: float, account: str) -> None:
+        """Raise ``InvalidArgument`` if the cost of tokens is not known."""
+        if self.prices is None:
+            raise InvalidArgument(
+                f"found --max_cost={max_cost:g}, but no prices for the tokens of {account}",
+                fix="pass them to its handler: prices=(of_prompts, of_new), for a million tokens, or prices=FILE",
+            )
+
+    def check_tokens(self, counts_tokens: bool, most_new: int | None) -> None:
+        """Raise ``InvalidArgument`` if a limit of tokens is set, and nothing bounds a request's tokens."""
+        names = self.of_tokens or (["--max_cost"] if counts_tokens and _run_budget["max_cost"] is not None else [])
+        if not names:
+            return
+        if not counts_tokens:
+            raise InvalidArgument(
+                f"found {names[0]}, but this protocol's server does not count tokens",
+                fix="use requests_per_minute, or another protocol",
+            )
+        if most_new is None:
+            raise InvalidArgument(
+                f"found {names[0]} without max_tokens: an answer may take any number of tokens",
+                fix='pass the most tokens of an answer: parameters={"max_tokens": 200}',
+            )
+
+
+class Limiter:
+    """Lets a request go when the limits have room for all that it may take. Any number of threads may use it."""
+
+    def __init__(self, limits: RequestLimits, account: str, counts_tokens: bool) -> None:
+        """``account``: the endpoint and the model, for which all handlers of a run are counted together."""
+        self._limits = limits
+        self._account = account
+        run_budget = _run_budget["max_cost"]
+        names = [*limits.names, *(["--max_cost"] if run_budget is not None else [])]
+        if names and os.environ.get(NODE_FOLDER_VARIABLE):
+            raise InvalidArgument(
+                f"found {names[0]} on a cluster, where each node would have the whole limit to itself",
+                fix="run on one machine, without --ray_address: waiting for a server takes few cores",
+            )
+        if run_budget is not None and counts_tokens:
+            limits.check_run_budget(run_budget, account)
+        self._most = Most(
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            limits.window_s,
+            limits.max_total_tokens,
+            None if limits.max_cost is None else int(limits.max_cost * _NANOS),
+            None if run_budget is None else int(run_budget * _NANOS),
+        )
+        self._ledger = Ledger.of_run() if names else None
+
+    def claim(self, num_bytes: int, most_new: int, seconds: float) -> Claim | float:
+        """Reserve what a request may take, or return the seconds to wait before the next try.
+
+        A text has at most as many tokens as bytes, whatever the tokenizer, and the request's body holds more than the
+        text. Raises ``BudgetReached`` if a budget has no room.
+        """
+        if self._ledger is None:
+            return Claim(self, None, Usage(0, 0))
+        usage = Usage(num_bytes, most_new)
+        found = self._ledger.take(self._account, self._ask(usage, seconds), self._most)
+        if isinstance(found, Refused):
+            raise self._reached(found)
+        return found.seconds if isinstance(found, Wait) else Claim(self, found, usage)
+
+    def settle(self, number: int | None, usage: Usage) -> None:
+        """End a reservation with what the request has taken."""
+        if self._ledger is not None and number is not None:
+            self._ledger.settle(number, usage.tokens, self._nanos(usage), self._limits.window_s)
+
+    @property
+    def prices(self) -> Prices | None:
+        """The prices of tokens, if they are known."""
+        return self._limits.prices
+
+    def _ask(self, usage: Usage, seconds: float) -> Ask:
+        tokens, most = usage.tokens, self._limits.tokens_per_minute
+        if most is not None and tokens > most:
+            likely = usage.prompt_tokens // _BYTES_PER_TOKEN + usage.new_tokens
+            if likely > most:
+                raise RemoteModelError(
+                    f"found a request of about {likely:,} tokens with its answer, more than tokens_per_minute={most:,}",
+                    fix="pass a larger tokens_per_minute, a smaller max_tokens, or shorter prompts",
+                )
+            tokens = most  # it goes alone
+        return Ask(tokens, self._nanos(usage), seconds)
+
+    def _nanos(self, usage: Usage) -> int:
+        return 0 if self.prices is None else self.prices.nanos(usage)
+
+    def _reached(self, refused: Refused) -> BudgetReached:
+        limits, name = self._limits, refused.budget
+        if name == "max_total_tokens":
+            spent, budget = f"{refused.spent:,} tokens", f"{limits.max_total_tokens:,}"
+        else:
+            currency = "" if self.prices is None or not self.prices.currency else f" {self.prices.currency}"
+            spent = f"{refused.spent / _NANOS:.6g}{currency}"
+            budget = f"{_run_budget['max_cost'] if name == '--max_cost' else limits.max_cost:g}{currency}"
+        return BudgetReached(
+            f"the budget {name}={budget} of {self._account} is reached: {spent} spent, and another request might take "
+            "more than the rest",
+            fix=f"pass a larger {name}, and cache=FOLDER, so that a rerun pays for no answer again",
+        )
+
+
+class Claim:
+    """What one attempt of a request may take. Counts as taken in full unless it is settled."""
+
+    def __init__(self, limiter: Limiter, number: int | None, most: Usage) -> None:
+        self._limiter = limiter
+        self._number = number
+        self._most = most
+        self._is_settled = False
+
+    def took(self, usage: Usage | None) -> None:
+        """Settle for what the server says it has counted; for all that was reserved if it says nothing."""
+        self._settle(self._most if usage is None else usage)
+
+    def took_nothing(self) -> None:
+        """Settle for a request that the server has not answered with anything that costs."""
+        self._settle(Usage(0, 0))
+
+    def _settle(self, usage: Usage) -> None:
+        if not self._is_settled:
+            self._is_settled = True
+            self._limiter.settle(self._number, usage)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *error: object) -> Literal[False]:
+        self.took(None)
+        return False
+
+
+_run_budget: dict[str, float | None] = {"max_cost": None}
+
+
+def use_run_budget(max_cost: float | None) -> None:
+    """Set the value of ``--max_cost`` for the models that this process loads from now on."""
+    _run_budget["max_cost"] = max_cost

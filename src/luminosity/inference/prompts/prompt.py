@@ -1,0 +1,277 @@
+"""``Prompt``: a model of chats that takes the rows of a table and returns values of a type."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+
+from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.inference.adapting.adapt import adapt, check_handler
+from luminosity.inference.adapting.wrapping import WrappedHandler
+from luminosity.inference.answer_format import FormatsAnswers
+from luminosity.inference.blocks import Block, rows, take
+from luminosity.inference.continuous import ContinuousModel
+from luminosity.inference.handler import Handler, PartlyFailed
+from luminosity.inference.prompts.answers import AnswerType
+from luminosity.inference.prompts.asking import Answered, Asking, KnownAnswers, is_sampled
+from luminosity.inference.prompts.examples import Examples, example_messages
+from luminosity.inference.prompts.template import Messages, NullValue, Template, check_columns, check_type
+
+__all__ = ["Prompt", "PromptModel"]
+
+_CHAT, _COST, _PREPARED = "chat", "cost", "prepared"
+_NO_CHAT: Messages = [{"role": "user", "content": "-"}]  # of a row that is not asked
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PromptModel:
+    """A loaded model, and what it has answered in this process."""
+
+    inner: Any
+    known: KnownAnswers = dataclasses.field(default_factory=KnownAnswers)
+
+
+class Prompt(WrappedHandler):
+    """Asks a model about each row of a table; the answers are values of a type.
+
+    ::
+
+        chat = HttpModelHandler.chat("http://localhost:8000", "llama-3.1-8b")
+        table | Enrich(mood=Prompt(chat, "Is this review good or bad? {text}", returns=Literal["good", "bad"]))
+
+    A model in the process can write nothing but such a value; a server is asked for it, and what it sends is checked.
+    An answer that can't be read is asked for again, with the reason. If the next one can't be read, either, the row
+    fails with ``AnswerError``, which has the text. Equal prompts are asked once, unless you ask for a temperature above
+    zero. In ``RunInference``, examples are rows: dicts, Beam Rows, named tuples or dataclasses.
+
+    Args:
+        handler: a ``TextGenerator``, ``HttpModelHandler.chat``, or another handler whose examples are lists of
+            messages and whose predictions are texts.
+        template: the text of the user's message, with the names of columns in braces; ``{{`` and ``}}`` are braces. Or
+            a list of messages with roles: ``[{"role": "user", "content": "Classify: {text}"}]``.
+        returns: the type of an answer: ``str``, ``int``, ``float``, ``bool``, a ``Literal``, an Enum, a date, a
+            dataclass, a TypedDict, a pydantic model, a list of these, one of these or None, a compiled regular
+            expression, or a JSON schema as a dict. ``Annotated`` sets bounds.
+        system: the text of a message to put before all others.
+        examples: rows with their answers, which are shown to the model: a list of pairs of a dict and an answer; or a
+            table, or the path of one, whose ``answer_column`` holds the answers.
+        answer_column: the column of ``examples`` with the answers, if they are a table.
+        retries: how often to ask again after an answer that can't be read.
+        nulls: "fail" makes a row fail if a column of the template is null in it; with "keep", its answer is null.
+        explain: whether to add a sentence to the first message of the user that says which answers are allowed. The
+            default is to do so, unless the examples show every choice.
+    """
+
+    def __init__(
+        self,
+        handler: ModelHandler[Any, Any, Any],
+        template: str | Sequence[Mapping[str, str]],
+        *,
+        returns: Any = str,
+        system: str | None = None,
+        examples: Examples | None = None,
+        answer_column: str | None = None,
+        retries: int = 1,
+        nulls: Literal["fail", "keep"] = "fail",
+        explain: bool | None = None,
+    ) -> None:
+        check_handler(handler)
+        if retries < 0:
+            raise InvalidArgument(f"found retries={retries}, expected 0 or more")
+        if nulls not in ("fail", "keep"):
+            raise InvalidArgument(f"found nulls={nulls!r}, expected 'fail' or 'keep'")
+        self._answers = AnswerType(returns)
+        self._template = Template(template, system)
+        self._examples: Messages = []
+        if examples is not None:
+            self._examples = example_messages(examples, answer_column, self._template, self._answers)
+        elif answer_column is not None:
+            raise InvalidArgument(f"found answer_column={answer_column!r} without examples=")
+        if explain is None:
+            explain = not self._answers.shown_by(each["content"] for each in self._examples)
+        self._instruction = self._answers.instruction if explain else ""
+        self._retries = retries
+        wanted = self._answers.format
+        if wanted is not None and isinstance(handler, FormatsAnswers):
+            handler = cast("ModelHandler[Any, Any, Any]", handler.with_answer_format(wanted))
+        super().__init__(adapt(handler))
+        self.columnar = False
+        self.takes_nulls = nulls == "keep"
+        # Of a server, so that one process knows what all workers have asked. Ask the class: others import torch for it.
+        self.prefers_one_copy = getattr(type(self._inner), "device", None) == "remote"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the template takes."""
+        return self._template.columns
+
+    @property
+    def output_type(self) -> pa.DataType:  # type: ignore[override]
+        """The Arrow type of the answers."""
+        return self._answers.arrow
+
+    def __str__(self) -> str:
+        return f"Prompt({self._inner})"
+
+    def check_input_type(self, kind: pa.DataType) -> None:
+        """Raise unless a table with these columns has those of the template, and each can be put into a text."""
+        if pa.types.is_struct(kind):
+            there = [field.name for field in kind]
+            check_columns(self.columns, there)
+            for name in self.columns:
+                check_type(name, kind.field(there.index(name)).type)
+        else:
+            check_type(self._only_column(kind), kind)
+
+    def prepare_key(self) -> None:
+        """Return None: no other handler prepares rows with this template."""
+
+    def prepare(self, block: Block) -> Block:
+        """Return the chat of each row as JSON, its cost, and what the handler has prepared, if Arrow can hold that."""
+        chats = [self._chat_of(each) for each in rows(block)]
+        prepared = self._inner.prepare([_NO_CHAT if chat is None else chat for chat in chats])
+        texts = [None if chat is None else json.dumps(chat, ensure_ascii=False) for chat in chats]
+        costs = np.asarray(self._inner.cost(prepared), np.float64)
+        columns = {_CHAT: pa.array(texts, pa.string()), _COST: pa.array(costs)}
+        if isinstance(prepared, pa.Array):
+            columns[_PREPARED] = prepared
+        return pa.RecordBatch.from_pydict(columns)
+
+    def cost(self, prepared: Block) -> npt.NDArray[Any]:
+        """Return the handler's cost of each prompt."""
+        return prepared.column(_COST).to_numpy()
+
+    def collate(self, prepared: Block) -> Block:
+        """Return the prompts unchanged: only those that were not asked before are collated."""
+        return prepared
+
+    def transfer(self, batch: Block) -> Block:
+        """Return the prompts unchanged."""
+        return batch
+
+    def load_model(self) -> PromptModel:
+        """Load the handler's model."""
+        model = PromptModel(self._inner.load_model())
+        if isinstance(model.inner, ContinuousModel):  # its thread holds it: it ends with what holds it here
+            weakref.finalize(model, model.inner.close).atexit = False
+        return model
+
+    def predict(self, model: PromptModel, batch: Block, inference_args: dict[str, Any] | None = None) -> list[Answered]:
+        """Ask the prompts that were not asked before, and again those whose answers can't be read."""
+        arguments = inference_args or {}
+        texts: list[str | None] = batch.column(_CHAT).to_pylist()
+        asked = [place for place, text in enumerate(texts) if text is not None]
+        asking = Asking(self._inner, model.inner, self._answers, self._retries, arguments)
+
+        def ask(places: list[int]) -> list[Answered]:
+            chosen = [asked[place] for place in places]
+            chats = [cast("Messages", json.loads(cast("str", texts[place]))) for place in chosen]
+            is_prepared = _PREPARED in batch.schema.names
+            prepared = take(batch.column(_PREPARED), np.array(chosen, np.int64)) if is_prepared else None
+            return asking.ask(chats, prepared)
+
+        if is_sampled(self._inner, arguments):
+            answered = ask(list(range(len(asked)))) if asked else []
+        else:
+            suffix = repr(sorted(arguments.items()))
+            keys = [_digest(f"{texts[place]}{suffix}") for place in asked]
+            answered = model.known.answers(keys, ask)
+        found = [Answered()] * len(texts)
+        for place, each in zip(asked, answered, strict=True):
+            found[place] = each
+        return found
+
+    def wait(self, outputs: Any) -> None:
+        """Do nothing: ``predict`` has read the answers."""
+
+    def collect(self, outputs: list[Answered]) -> Any:
+        """Return the answers as an Arrow array, and the errors of prompts without one."""
+        values = pa.array([each.value for each in outputs], self.output_type)
+        errors = {place: each.error for place, each in enumerate(outputs) if each.error is not None}
+        return PartlyFailed(values, errors) if errors else values
+
+    def result(self, example: Any, value: Any, model_id: str | None, drop_example: bool) -> PredictionResult:
+        """Return the answer as a value of the type that ``returns`` names."""
+        return PredictionResult(None if drop_example else example, self._answers.typed(value), model_id)
+
+    def run_inference(
+        self, batch: Sequence[Any], model: PromptModel, inference_args: dict[str, Any] | None = None
+    ) -> list[PredictionResult]:
+        """Call all hooks in order, as Beam's own RunInference needs it."""
+        found = Handler[Any, Any, Any].run_inference(self, batch, model, inference_args)
+        return [self.result(each.example, each.inference, each.model_id, False) for each in found]
+
+    def warm_up(self, model: PromptModel) -> None:
+        """Warm up the handler's model."""
+        self._inner.warm_up(model.inner)
+
+    def memory(self, model: PromptModel) -> int | None:
+        """Return the bytes that the handler's model takes, or None to let the host measure."""
+        return self._inner.memory(model.inner)
+
+    def abandon(self, model: PromptModel) -> None:
+        """Stop what the handler's model still computes."""
+        self._inner.abandon(model.inner)
+
+    def num_examples(self, collated: Any, count: int) -> int:
+        """Return the number of rows."""
+        return count
+
+    def get_num_bytes(self, batch: Any) -> int:
+        """Return the bytes of the prompts, for the metrics."""
+        return int(batch.nbytes) if isinstance(batch, pa.RecordBatch) else super().get_num_bytes(batch)
+
+    def _chat_of(self, example: Any) -> Messages | None:
+        """Return the messages for a row; None if a column is null and that is kept."""
+        row = _row_of(example)
+        try:
+            messages = self._template.messages({self._only_column(example): example} if row is None else row)
+        except NullValue:
+            if self.takes_nulls:
+                return None
+            raise
+        if self._examples:
+            before = [each for each in messages if each["role"] in ("system", "developer")]
+            messages = [*before, *self._examples, *(each for each in messages if each not in before)]
+        return self._explained(messages)
+
+    def _explained(self, messages: Messages) -> Messages:
+        """Return the messages with the sentence about the answers at the end of the first one of the user."""
+        if not self._instruction:
+            return messages
+        place = next(place for place, each in enumerate(messages) if each["role"] == "user")
+        first = {"role": "user", "content": f"{messages[place]['content']}\n\n{self._instruction}"}
+        return [*messages[:place], first, *messages[place + 1 :]]
+
+    def _only_column(self, example: Any) -> str:
+        if len(self.columns) != 1:
+            raise InvalidType(
+                f"found an example of type {type(example).__name__}, expected a row with the columns "
+                f"{', '.join(self.columns)}: a dict, a Beam Row, a named tuple or a dataclass"
+            )
+        return self.columns[0]
+
+
+def _row_of(example: Any) -> Mapping[str, Any] | None:
+    """Return an example as a mapping of columns to values; None if it is the value of the only column."""
+    if isinstance(example, Mapping):
+        return cast("Mapping[str, Any]", example)
+    for name in ("as_dict", "_asdict"):  # Beam's Row, and named tuples
+        if hasattr(example, name):
+            return getattr(example, name)()
+    if dataclasses.is_dataclass(example) and not isinstance(example, type):
+        return {each.name: getattr(example, each.name) for each in dataclasses.fields(example)}
+    return None
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

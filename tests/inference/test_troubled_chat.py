@@ -1,0 +1,57 @@
+"""A run over a chat server with errors, refusals, broken and wrong answers, that is killed half-way and run again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.inference import troubled_chat
+from tests.inference.handlers.model_server import serving
+from tests.inference.troubled_chat import TroubledChat, kill, results, rows_of, start
+from tests.runners import IS_REFERENCE
+
+_COUNT = 260
+_WINDOW_S = 1.0
+_LIMITS = {"requests_per_minute": 120, "tokens_per_minute": 9000, "window_s": _WINDOW_S}
+
+
+@pytest.mark.skipif(IS_REFERENCE, reason="only our runner has workers that share limits")
+def test_every_row_is_answered_or_says_why_and_none_is_paid_for_twice(tmp_path: Path) -> None:
+    script = TroubledChat()
+    with serving(script) as server:
+        process = start(tmp_path, server.url, _COUNT, **_LIMITS)
+        while sum(script.paid.values()) < _COUNT // 2:
+            assert process.poll() is None, (tmp_path / "run.log").read_text()
+            time.sleep(0.01)
+        kill(process)
+        while sum(script.now.values()):  # requests that the server has read already
+            time.sleep(0.01)
+        paid_before, of_first_run = sum(script.paid.values()), len(script.arrived)
+        under_way = 2 * 32  # the most requests of two workers
+
+        script.calm_until = len(server.seen) + under_way
+        assert start(tmp_path, server.url, _COUNT, **_LIMITS).wait(200) == 0, (tmp_path / "run.log").read_text()
+        answers, failed = results(tmp_path)
+        assert set(answers) | set(failed) == set(rows_of(_COUNT))
+        assert not set(answers) & set(failed)
+        assert all(answer == row.upper() for row, answer in answers.items())
+        assert sum("answered 500: out of order" in why for why in failed.values()) > 5
+        assert all("answered 500: out of order" in why or "<html>" in why for why in failed.values())
+
+        script.is_mended = True
+        seen, twice = len(server.seen), script.paid_again()
+        assert start(tmp_path, server.url, _COUNT, **_LIMITS).wait(200) == 0, (tmp_path / "run.log").read_text()
+        answers, none_failed = results(tmp_path)
+        assert (len(answers), none_failed) == (_COUNT, {})
+        assert len(server.seen) - seen == len(failed), "only dead letters are asked again"
+
+    assert _COUNT // 2 <= paid_before < _COUNT
+    assert set(script.troubles) <= {"500", "429", "503", "slow", "cut", "garbled"}
+    assert {"500", "cut"} <= set(script.troubles)
+    assert twice <= under_way, "only what was in flight when the run was killed is paid for twice"
+    assert script.paid_again() == twice
+    for arrived in (script.arrived[:of_first_run], script.arrived[of_first_run:]):
+        requests, tokens = troubled_chat.most_in_a_window(sorted(arrived), _WINDOW_S)
+        assert (requests <= 120, tokens <= 9000) == (True, True)
