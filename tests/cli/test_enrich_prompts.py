@@ -52,6 +52,14 @@ def test_labels_and_facts_become_columns(tmp_path: Path) -> None:
         (["--prompt", "a=text", "--prompt-model", "URL"], "--prompt a=text: found no column in the template"),
         (["--prompt", "a={txt}", "--prompt-model", "URL"], "there is no column 'txt'; did you mean 'text'?"),
         (
+            ["--prompt", "a={text}", "--prompt", "a=Is {text} nice?", "--prompt-model", "URL"],
+            "found --prompt a=... twice, expected one for each column; give it another name: --prompt OTHER=Is {text}",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=int", "--returns", "a=bool"],
+            "found --returns a=... twice, expected one for each column; leave out one of them",
+        ),
+        (
             ["--prompt", "text={text}", "--prompt-model", "URL"],
             "the table has it already; give it another name: --prompt",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -97,8 +98,8 @@ def prompt_requests(parsed: argparse.Namespace) -> list[PromptRequest]:
     """Return the columns that the options of prompts ask for. Raises ``OptionError`` for a mistake in them."""
     from luminosity.inference.prompts.template import Template
 
-    templates = dict(_pair("--prompt", text) for text in parsed.prompt)
-    types = dict(_pair("--returns", text) for text in parsed.returns)
+    templates = _by_name("--prompt", parsed.prompt)
+    types = _by_name("--returns", parsed.returns)
     for name in types:
         if name not in templates:
             expected = list_some(templates, 20) or "a column of --prompt"
@@ -133,6 +134,18 @@ def _check_model(parsed: argparse.Namespace) -> None:
         raise OptionError(
             f"--prompt-key-env {variable}: the environment variable is not set", fix=f"export {variable}=... first"
         )
+
+
+def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return the value of each column. Raises if one is given twice: it is not known which of them counts."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, value = _pair(option, text)
+        if name in found:
+            fix = f"give it another name: --prompt OTHER={value}" if option == "--prompt" else "leave out one of them"
+            raise OptionError(f"found {option} {name}=... twice, expected one for each column", fix=fix)
+        found[name] = value
+    return found
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
