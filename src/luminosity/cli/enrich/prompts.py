@@ -67,6 +67,12 @@ class PromptRequest(ColumnRequest):
         return f"--prompt OTHER={self.template}"
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The model, and the JSON schema of the answers if a file has it."""
+        named = [self.model, *([self.returns] if self.returns.endswith(".json") else [])]
+        return tuple(map(os.path.expanduser, named))
+
+    @property
     def output(self) -> Any:
         """The Arrow type of the column."""
         return self._prompt.output_type
