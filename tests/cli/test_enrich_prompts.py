@@ -68,6 +68,18 @@ def test_labels_and_facts_become_columns(tmp_path: Path) -> None:
             "expected URL#MODEL, such as http://localhost",
         ),
         (
+            ["--prompt", "a={text}", "--prompt-model", "localhost:9#talker"],
+            "found no http:// or https:// before the address, expected URL#MODEL; write http://localhost:9#talker",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=good|bad|good"],
+            "--returns a=good|bad|good: found the choice 'good' several times in 'good|bad|good'",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=folder.json"],
+            "--returns a=folder.json: can't read 'folder.json', expected a file with a JSON schema: Is a directory",
+        ),
+        (
             ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a"],
             "expected NAME=TYPE, such as 'label=good",
         ),
@@ -98,6 +110,7 @@ def test_mistakes_are_named_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"text": ["nice"]}), "in.parquet")
+    Path("folder.json").mkdir()
     Path("open.json").write_text('{"type": "object"}')
     words = ["http://localhost:9#talker" if word == "URL" else word for word in words]
 

@@ -197,7 +197,24 @@ WRONG = [
     (JUDGE, "found --judge without --task texts, expected both"),
     ([*JUDGE, "--task", "texts"], "found --judge without --rubric, expected both; add --rubric TEXT"),
     ([*JUDGE, "--task", "texts", "--dead-letters", "d.jsonl"], "found --judge and --dead-letters"),
-    ([*JUDGE, "--task", "texts", "--rubric", "@nowhere"], "--rubric @nowhere: can't read the file"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "@nowhere", "--server", "http://h:1"],
+        "--rubric @nowhere: can't read the file",
+    ),
+    ([*JUDGE, "--task", "texts", "--rubric", "x"], "--judge m: found no --server that knows the model"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--judge", "http://h:1#m"],
+        "found an address, expected the name of a model; use --judge m --server http://h:1",
+    ),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--server", "http://h:1#l"],
+        "found '#' in the address, expected the name of the model in --judge; use --judge l --server http://h:1",
+    ),
+    ([*JUDGE, "--task", "texts", "--rubric", "x", "--server", ""], "--server is empty; perhaps a shell variable"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--server", "http://h:1", "--server-key-env", "NO_SUCH_KEY"],
+        "--server-key-env NO_SUCH_KEY: the environment variable is not set; export NO_SUCH_KEY=... first",
+    ),
     (["--prediction", "other", "--scale", "1-5"], "found --scale without a model; add --judge MODEL"),
     ([], "found neither --prediction nor --score"),
     (["--prediction", "other", "--each-slice"], "expected --slice and --at-least or --at-most"),

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import did_you_mean, list_some
+from luminosity.cli.common.options import check_variable
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.errors import InvalidArgument, InvalidType, OptionError
 
@@ -135,11 +136,7 @@ def _check_model(parsed: argparse.Namespace) -> None:
         )
     if not parsed.prompt and (parsed.prompt_model or parsed.prompt_key_env):
         raise OptionError("found --prompt-model or --prompt-key-env without --prompt", fix="add --prompt NAME=TEMPLATE")
-    variable = parsed.prompt_key_env
-    if variable and not os.environ.get(variable, "").strip():
-        raise OptionError(
-            f"--prompt-key-env {variable}: the environment variable is not set", fix=f"export {variable}=... first"
-        )
+    check_variable("--prompt-key-env", parsed.prompt_key_env)
 
 
 def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from luminosity.cli.common.options import add_command, count, fraction, number, 
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
 from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, as_wrong_options, check_metrics, scored
-from luminosity.errors import InvalidArgument, InvalidType, LuminosityError, OptionError
+from luminosity.errors import InvalidArgument, InvalidType, LuminosityError, ModelUnavailable, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
     from luminosity.evaluation.evaluation import Evaluation
@@ -150,7 +150,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     try:
         return _run(parsed)
     except LuminosityError as error:
-        is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType)
+        is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType | ModelUnavailable)
         return fail("evaluate", error, WRONG_USE if is_wrong else FAILED)
 
 

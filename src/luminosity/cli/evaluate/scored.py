@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import did_you_mean
+from luminosity.cli.common.options import check_variable
 from luminosity.cli.common.table_options import csv_arguments
 from luminosity.errors import EvaluationError, OptionError, WriteError
 
@@ -94,6 +95,9 @@ def check_metrics(parsed: argparse.Namespace, names: Sequence[str]) -> None:
 
 
 def _check(parsed: argparse.Namespace, settings: Settings) -> None:
+    for name in ("embed", "judge", "server", "scored"):
+        if getattr(parsed, name) is not None and not getattr(parsed, name).strip():
+            raise OptionError(f"--{name} is empty; perhaps a shell variable is not set")
     option = "--embed" if parsed.judge is None else "--judge"
     if settings.task != "texts":
         raise OptionError(f"found {option} without --task texts, expected both", fix="add --task texts")
@@ -105,8 +109,31 @@ def _check(parsed: argparse.Namespace, settings: Settings) -> None:
         raise OptionError("found --judge without --rubric, expected both", fix="add --rubric TEXT")
     if parsed.server_key_env is not None and parsed.server is None:
         raise OptionError("found --server-key-env without --server, expected both", fix="add --server URL")
+    check_variable("--server-key-env", parsed.server_key_env)
+    if parsed.judge is not None:
+        _check_server(parsed.judge, parsed.server)
     if parsed.preference is not None and parsed.judge is not None and parsed.prediction_b is not None:
         raise OptionError("found --preference and --judge, which compares the texts itself, expected one of them")
+
+
+def _check_server(judge: str, server: str | None) -> None:
+    """Raise if the address of a server is not in --server, or has the name of a model."""
+    url, sign, name = (judge if server is None else server).partition("#")
+    if server is None and not judge.startswith("chat:") and "://" in judge:
+        name = name or "MODEL"
+        raise OptionError(
+            f"--judge {judge}: found an address, expected the name of a model", fix=f"use --judge {name} --server {url}"
+        )
+    if server is not None and sign:
+        raise OptionError(
+            f"--server {server}: found '#' in the address, expected the name of the model in --judge",
+            fix=f"use --judge {name or judge} --server {url}",
+        )
+    if server is None and ":" not in judge:
+        raise OptionError(
+            f"--judge {judge}: found no --server that knows the model, and no ':' of module:object",
+            fix="add --server URL",
+        )
 
 
 def _check_table(parsed: argparse.Namespace, settings: Settings, scores: ScoreTexts) -> None:
