@@ -52,12 +52,32 @@ def test_labels_and_facts_become_columns(tmp_path: Path) -> None:
         (["--prompt", "a=text", "--prompt-model", "URL"], "--prompt a=text: found no column in the template"),
         (["--prompt", "a={txt}", "--prompt-model", "URL"], "there is no column 'txt'; did you mean 'text'?"),
         (
+            ["--prompt", "a={text}", "--prompt", "a=Is {text} nice?", "--prompt-model", "URL"],
+            "found --prompt a=... twice, expected one for each column; give it another name: --prompt OTHER=Is {text}",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=int", "--returns", "a=bool"],
+            "found --returns a=... twice, expected one for each column; leave out one of them",
+        ),
+        (
             ["--prompt", "text={text}", "--prompt-model", "URL"],
             "the table has it already; give it another name: --prompt",
         ),
         (
             ["--prompt", "a={text}", "--prompt-model", "http://localhost:9"],
             "expected URL#MODEL, such as http://localhost",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "localhost:9#talker"],
+            "found no http:// or https:// before the address, expected URL#MODEL; write http://localhost:9#talker",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=good|bad|good"],
+            "--returns a=good|bad|good: found the choice 'good' several times in 'good|bad|good'",
+        ),
+        (
+            ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a=folder.json"],
+            "--returns a=folder.json: can't read 'folder.json', expected a file with a JSON schema: Is a directory",
         ),
         (
             ["--prompt", "a={text}", "--prompt-model", "URL", "--returns", "a"],
@@ -90,6 +110,7 @@ def test_mistakes_are_named_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"text": ["nice"]}), "in.parquet")
+    Path("folder.json").mkdir()
     Path("open.json").write_text('{"type": "object"}')
     words = ["http://localhost:9#talker" if word == "URL" else word for word in words]
 

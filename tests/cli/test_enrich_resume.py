@@ -18,6 +18,7 @@ from apache_beam.metrics import monitoring_infos
 
 from luminosity.cli.enrich import resume
 from luminosity.cli.enrich.columns import parse_request
+from luminosity.cli.enrich.prompts import prompt_requests
 from luminosity.cli.enrich.resume import Command, ResumableRun, find_run, places
 from luminosity.cli.main import main
 from luminosity.core import InferenceMetrics
@@ -100,9 +101,10 @@ def command(folder: Path, **options: Any) -> Command:
     if not table.exists():
         table.write_text("text\na\n")
     given = {"table": str(table), "out": str(folder / "out.parquet"), "embed": ["text=hub/model"], **options}
-    parsed = argparse.Namespace(resume=False, show=None, checkpoint=True, if_exists="fail")
-    vars(parsed).update(given)
-    return Command.of(parsed, [parse_request("embed", text) for text in given["embed"]], find_files([str(table)], None))
+    parsed = argparse.Namespace(resume=False, show=None, checkpoint=True, if_exists="fail", prompt=[], returns=[])
+    vars(parsed).update({"prompt_model": None, "prompt_key_env": None, **given})
+    requests = [parse_request("embed", text) for text in given["embed"]] + prompt_requests(parsed)
+    return Command.of(parsed, requests, find_files([str(table)], None))
 
 
 def interrupted(folder: Path, rows: int, **options: Any) -> ResumableRun:
@@ -175,6 +177,21 @@ def test_a_changed_table_or_model_is_refused(tmp_path: Path) -> None:
         f"  {tmp_path}/model/new was not there then",
         f"  {tmp_path}/model/weights has changed since",
     ]
+
+
+def test_a_changed_schema_of_answers_is_refused(tmp_path: Path) -> None:
+    schema = tmp_path / "answer.json"
+    schema.write_text('{"type": "integer"}')
+    (tmp_path / "good|bad").write_text("no schema")
+    given: dict[str, Any] = {"embed": [], "prompt": ["stars=Rate {text}", "mood=How is {text}?"], "prompt_model": "m"}
+    given["returns"] = [f"stars={schema}", f"mood={tmp_path}/good|bad"]
+    interrupted(tmp_path, 70, **given)
+    assert find_run(command(tmp_path, **given), [str(tmp_path)], resume=True).is_resumed
+    schema.write_text('{"type": "number"}')
+    (tmp_path / "good|bad").write_text("other")
+    with pytest.raises(CheckpointError) as caught:
+        find_run(command(tmp_path, **given), [str(tmp_path)], resume=True)
+    assert caught.value.message.splitlines()[1:] == [f"  {schema} has changed since"]
 
 
 def test_of_many_files_only_a_digest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

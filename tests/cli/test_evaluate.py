@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -188,38 +189,106 @@ def test_a_judge_on_a_server_scores_the_texts_of_two_prompts(
 
 JUDGE = ["--prediction", "other", "--judge", "m"]
 WRONG = [
-    (["--prediction", "mood.labl"], 1, "found no column 'labl', expected one of label, score; did you mean 'label'?"),
-    (["--prediction", "nothing"], 1, "nothing"),
-    (["--prediction", "other", "--at-least", "acuracy=1"], 1, "found no metric 'acuracy'"),
-    (["--prediction", "number"], 1, "holds double"),
-    (["--prediction", "other", "--measure", "number"], 1, "expected both; add --task texts"),
-    (JUDGE, 1, "found --judge without --task texts, expected both"),
-    ([*JUDGE, "--task", "texts"], 1, "found --judge without --rubric, expected both; add --rubric TEXT"),
-    ([*JUDGE, "--task", "texts", "--dead-letters", "d.jsonl"], 1, "found --judge and --dead-letters"),
-    ([*JUDGE, "--task", "texts", "--rubric", "@nowhere"], 1, "--rubric @nowhere: can't read the file"),
-    (["--prediction", "other", "--scale", "1-5"], 1, "found --scale without a model; add --judge MODEL"),
-    ([], 1, "found neither --prediction nor --score"),
-    (["--prediction", "other", "--each-slice"], 1, "expected --slice and --at-least or --at-most"),
-    (["--prediction", "other", "--report", "/nowhere/at/all.html"], 1, "expected the name of a file in a folder"),
+    (["--prediction", "mood.labl"], "found no column 'labl', expected one of label, score; did you mean 'label'?"),
+    (["--prediction", "nothing"], "nothing"),
+    (["--prediction", "other", "--at-least", "acuracy=1"], "found no metric 'acuracy'"),
+    (["--prediction", "number"], "holds double"),
+    (["--prediction", "other", "--measure", "number"], "expected both; add --task texts"),
+    (JUDGE, "found --judge without --task texts, expected both"),
+    ([*JUDGE, "--task", "texts"], "found --judge without --rubric, expected both; add --rubric TEXT"),
+    ([*JUDGE, "--task", "texts", "--dead-letters", "d.jsonl"], "found --judge and --dead-letters"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "@nowhere", "--server", "http://h:1"],
+        "--rubric @nowhere: can't read the file",
+    ),
+    ([*JUDGE, "--task", "texts", "--rubric", "x"], "--judge m: found no --server that knows the model"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--judge", "http://h:1#m"],
+        "found an address, expected the name of a model; use --judge m --server http://h:1",
+    ),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--server", "http://h:1#l"],
+        "found '#' in the address, expected the name of the model in --judge; use --judge l --server http://h:1",
+    ),
+    ([*JUDGE, "--task", "texts", "--rubric", "x", "--server", ""], "--server is empty; perhaps a shell variable"),
+    (
+        [*JUDGE, "--task", "texts", "--rubric", "x", "--server", "http://h:1", "--server-key-env", "NO_SUCH_KEY"],
+        "--server-key-env NO_SUCH_KEY: the environment variable is not set; export NO_SUCH_KEY=... first",
+    ),
+    (["--prediction", "other", "--scale", "1-5"], "found --scale without a model; add --judge MODEL"),
+    ([], "found neither --prediction nor --score"),
+    (["--prediction", "other", "--each-slice"], "expected --slice and --at-least or --at-most"),
+    (["--prediction", "other", "--report", "/nowhere/at/all.html"], "expected the name of a file in a folder"),
 ]
 
 
-@pytest.mark.parametrize(("options", "code", "message"), WRONG)
+@pytest.mark.parametrize(("options", "message"), WRONG)
 def test_errors(
     options: list[str],
-    code: int,
     message: str,
     table: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(table.parent)
-    assert main(["evaluate", str(table), "--label", "label", *options]) == code
+    assert main(["evaluate", str(table), "--label", "label", *options]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("lum evaluate: ")
     assert message in said.err
     assert list(table.parent.iterdir()) == [table], "nothing is left behind"
+
+
+TABLE = ["--prediction", "old", "--prediction-b", "new"]
+UNPAID = [
+    (["--prediction", "odl"], "found no column 'odl', expected one of question, expected, old"),
+    ([*TABLE, "--question", "qestion"], "found no column 'qestion', expected one of question, expected"),
+    (["--prediction", "stars"], "the column 'stars' holds int64, expected texts"),
+    ([*TABLE, "--slice", "contry"], "found no column 'contry'"),
+    ([*TABLE, "--measure", "stars"], "found 0 measures_b for 1 measures"),
+    (["--prediction", "old", "--measure", "strs"], "found no column 'strs'"),
+    (["--prediction", "old", "--measure", "question"], "the column 'question' holds string, expected numbers"),
+    (["--prediction", "old", "--measure", "judge"], "expected at most 16 different columns"),
+    ([*TABLE, "--at-least", "juge=3"], "--at-least: found no metric 'juge', expected one of exact_match"),
+    ([*TABLE, "--at-most", "cosine=1"], "--at-most: found no metric 'cosine'"),
+    ([*TABLE, "--scored", "texts.parquet"], "exists"),
+    ([*TABLE, "--scored", "texts.parquet/out.parquet"], "texts.parquet"),
+    ([*TABLE, "--rubric", " "], "found an empty rubric"),
+    ([*TABLE, "--label", "judge_said"], "the table has a column 'judge_said' already"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), UNPAID)
+def test_mistakes_are_told_before_the_judge_is_asked(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: dict[str, list[Any]] = {name: ["a text"] for name in ("question", "expected", "old", "new")} | {"stars": [1]}
+    if "judge_said" in options:
+        rows["judge_said"] = ["5"]
+    pq.write_table(pa.table(rows), "texts.parquet")
+    with serving(_judged) as server:
+        command = ["evaluate", "texts.parquet", "--task", "texts", "--label", "expected", "--judge", "m"]
+        assert main([*command, "--server", server.url, "--rubric", "Be brief.", *options]) == 2
+        assert not server.seen
+    said = capsys.readouterr()
+    assert (said.out, message in said.err) == ("", True), said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.parquet"]
+
+
+def test_slices_and_requirements_may_be_of_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"expected": ["a", "b"], "old": ["a long text", "short"]}), path)
+    command = ["evaluate", str(path), "--task", "texts", "--label", "expected", "--prediction", "old", "--judge", "m"]
+    command += ["--rubric", "Long is good.", "--slice", "judge", "--at-least", "judge=2", "--json", "--resamples", "0"]
+    with serving(_judged) as server:
+        assert main([*command, "--server", server.url]) == 0
+    slices = json.loads(capsys.readouterr().out)["slices"]
+    assert len(slices["judge"]) == 2, slices
 
 
 @pytest.mark.parametrize("text", ["accuracy", "=1", "accuracy=high", "accuracy=nan"])

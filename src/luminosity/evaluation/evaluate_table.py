@@ -20,7 +20,7 @@ from luminosity.evaluation.result import Task
 from luminosity.evaluation.settings import ScoreOf, Settings, Slices, as_names, as_slices
 from luminosity.evaluation.state import EvaluationState
 
-__all__ = ["Evaluate", "StateFn", "batches_of", "combined", "evaluate", "evaluate_batches"]
+__all__ = ["Evaluate", "StateFn", "batches_of", "check_table", "combined", "evaluate", "evaluate_batches"]
 
 _QUERY_SHARDS = 64  # groups of queries that are ranked independently
 
@@ -226,6 +226,20 @@ def evaluate_batches(batches: Iterable[Any], settings: Settings) -> Evaluation:
     for batch in batches:
         state.add(batch)
     return conclude(state)
+
+
+def check_table(schema: pa.Schema, settings: Settings) -> None:
+    """Raise if a table with these columns can't be evaluated, whatever it holds.
+
+    >>> check_table(pa.schema({"price": pa.float64(), "guess": pa.float64()}), Settings("price", "gues"))
+    Traceback (most recent call last):
+    luminosity.errors.EvaluationError: found no column 'gues', expected one of price, guess; did you mean 'guess'?
+    """
+    state = EvaluationState(settings)
+    state.add_batch(pa.RecordBatch.from_pylist([], schema=schema))  # it has to have the columns
+    read = [schema.field(name) for name in roots_of(settings.columns, schema.names)]
+    row = pa.RecordBatch.from_arrays([pa.nulls(1, each.type) for each in read], names=[each.name for each in read])
+    state.add_batch(row)  # and their types have to fit, also if all values are missing
 
 
 def batches_of(table: Any) -> Iterable[Any]:

@@ -70,6 +70,10 @@ def generator_named(model: str, key_env: str | None = None) -> ModelHandler[Any,
     """
     if "://" in model:
         return _chat(model, key_env)
+    if "#" in model and not os.path.exists(os.path.expanduser(model)):
+        raise OptionError(
+            f"{model}: found no http:// or https:// before the address, expected URL#MODEL", fix=f"write http://{model}"
+        )
     if key_env is not None:
         raise OptionError(f"found the variable {key_env} for a key, but {model} is not on a server")
     if ":" in model and not os.path.exists(model):

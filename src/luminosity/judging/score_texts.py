@@ -116,6 +116,10 @@ class ScoreTexts(beam.PTransform[Any, Any]):
         """The names and types of the new columns."""
         return _new_columns(self._settings)
 
+    def check(self, schema: pa.Schema) -> None:
+        """Raise if a table with these columns can't be scored: before models run, which takes time or money."""
+        _with_prompts(pa.RecordBatch.from_pylist([], schema=schema), self._settings)
+
     def with_resource_hints(self, **kwargs: Any) -> ScoreTexts:
         """Ask for resources, such as an accelerator, for the steps that run models."""
         self._models.with_resource_hints(**kwargs)

@@ -8,13 +8,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from luminosity.errors import RecordError
+from luminosity.errors import OptionError, RecordError
 
 __all__ = [
     "HelpFormatter",
     "add_command",
     "add_folder_option",
     "at_least",
+    "check_variable",
     "chosen_folder",
     "count",
     "flag",
@@ -109,6 +110,12 @@ def fraction(text: str, example: str) -> float:
     if not 0 < found < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number between 0 and 1, such as {example}")
     return found
+
+
+def check_variable(option: str, name: str | None) -> None:
+    """Raise if an option names an environment variable that is not set, or is empty."""
+    if name is not None and not os.environ.get(name, "").strip():
+        raise OptionError(f"{option} {name}: the environment variable is not set", fix=f"export {name}=... first")
 
 
 def number(text: str) -> float:

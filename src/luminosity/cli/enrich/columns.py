@@ -38,6 +38,11 @@ class ColumnRequest:
     model: str
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Files and folders that what the column holds depends on, if they are on this machine."""
+        return () if self.option == "model" else (self.model,)
+
+    @property
     def is_vector(self) -> bool:
         """Whether the column holds vectors, which a vector store can keep."""
         return self.option == "embed"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import did_you_mean, list_some
+from luminosity.cli.common.options import check_variable
 from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.errors import InvalidArgument, InvalidType, OptionError
 
@@ -66,6 +68,12 @@ class PromptRequest(ColumnRequest):
         return f"--prompt OTHER={self.template}"
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The model, and the JSON schema of the answers if a file has it."""
+        named = [self.model, *([self.returns] if self.returns.endswith(".json") else [])]
+        return tuple(map(os.path.expanduser, named))
+
+    @property
     def output(self) -> Any:
         """The Arrow type of the column."""
         return self._prompt.output_type
@@ -97,8 +105,8 @@ def prompt_requests(parsed: argparse.Namespace) -> list[PromptRequest]:
     """Return the columns that the options of prompts ask for. Raises ``OptionError`` for a mistake in them."""
     from luminosity.inference.prompts.template import Template
 
-    templates = dict(_pair("--prompt", text) for text in parsed.prompt)
-    types = dict(_pair("--returns", text) for text in parsed.returns)
+    templates = _by_name("--prompt", parsed.prompt)
+    types = _by_name("--returns", parsed.returns)
     for name in types:
         if name not in templates:
             expected = list_some(templates, 20) or "a column of --prompt"
@@ -128,11 +136,19 @@ def _check_model(parsed: argparse.Namespace) -> None:
         )
     if not parsed.prompt and (parsed.prompt_model or parsed.prompt_key_env):
         raise OptionError("found --prompt-model or --prompt-key-env without --prompt", fix="add --prompt NAME=TEMPLATE")
-    variable = parsed.prompt_key_env
-    if variable and not os.environ.get(variable, "").strip():
-        raise OptionError(
-            f"--prompt-key-env {variable}: the environment variable is not set", fix=f"export {variable}=... first"
-        )
+    check_variable("--prompt-key-env", parsed.prompt_key_env)
+
+
+def _by_name(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return the value of each column. Raises if one is given twice: it is not known which of them counts."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, value = _pair(option, text)
+        if name in found:
+            fix = f"give it another name: --prompt OTHER={value}" if option == "--prompt" else "leave out one of them"
+            raise OptionError(f"found {option} {name}=... twice, expected one for each column", fix=fix)
+        found[name] = value
+    return found
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

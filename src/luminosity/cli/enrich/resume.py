@@ -54,7 +54,7 @@ class Command:
 
     options: dict[str, str]
 
-    files: dict[str, str]  # of IN and of the models: path to size and time of the last change
+    files: dict[str, str]  # of IN, the models and JSON schemas: path to size and time of the last change
     code: dict[str, str] = field(default_factory=dict[str, str])  # module of a handler to a digest of its source
     columns: list[str] = field(default_factory=list[str])  # that models add
 
@@ -62,11 +62,10 @@ class Command:
     def of(cls, parsed: argparse.Namespace, requests: Sequence[ColumnRequest], table: Sequence[TableFile]) -> Command:
         """Return what a command line means now. The modules of its handlers are imported already."""
         given = {name: value for name, value in vars(parsed).items() if name not in _FREE_OPTIONS and value}
-        models = [each.model for each in requests if each.option != "model"]
         modules = [each.model.partition(":")[0] for each in requests if each.option in ("model", "prompt")]
         files = [*_noted({file.path: file.size for file in table}, "IN")]
-        for model in models:
-            files += _noted(_sizes_below(model), model)
+        for path in dict.fromkeys(path for each in requests for path in each.files):
+            files += _noted(_sizes_below(path), path)
         return cls(
             {_option(name): _text(name, value) for name, value in given.items()},
             dict(files),
@@ -329,7 +328,7 @@ def _changed_at(path: str) -> str:
 
 
 def _sizes_below(path: str) -> dict[str, int]:
-    """Return the files of a model in a folder of this machine, with their sizes. Names on a hub have none."""
+    """Return a file, or the files of a folder, of this machine with their sizes. Names on a hub have none."""
     if os.path.isfile(path):
         return {path: os.path.getsize(path)}
     found = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
-from luminosity.cli.common.exits import FAILED, NOT_MET, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.exits import FAILED, NOT_MET, WRONG_USE, fail, print_ignoring_closed_pipe
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
-from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, scored
-from luminosity.errors import LuminosityError, OptionError
+from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, as_wrong_options, check_metrics, scored
+from luminosity.errors import InvalidArgument, InvalidType, LuminosityError, ModelUnavailable, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
     from luminosity.evaluation.evaluation import Evaluation
@@ -150,7 +150,8 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     try:
         return _run(parsed)
     except LuminosityError as error:
-        return fail("evaluate", error, FAILED)
+        is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType | ModelUnavailable)
+        return fail("evaluate", error, WRONG_USE if is_wrong else FAILED)
 
 
 def _requirement(text: str) -> tuple[str, float]:
@@ -174,16 +175,20 @@ def _run(parsed: argparse.Namespace) -> int:
     from importlib.metadata import version
 
     from luminosity.evaluation.columns import roots_of
-    from luminosity.evaluation.evaluate_table import evaluate_batches
+    from luminosity.evaluation.evaluate_table import check_table, evaluate_batches
     from luminosity.io.read_table import ReadTable
 
     began = time.monotonic()
-    settings = _settings(parsed)
+    with as_wrong_options():
+        settings = _settings(parsed)
     check_report(parsed.report)
     reader = TableReader("evaluate", parsed.dead_letters)
     with reader, scored(parsed, settings) as (table, settings), ProgressLine() as progress:
         (csv,) = csv_arguments(parsed, table) if table == parsed.table else ({},)
-        columns = roots_of(settings.columns, ReadTable(table, **csv).schema.names)
+        schema = ReadTable(table, **csv).schema
+        with as_wrong_options():
+            check_table(schema, settings)
+        columns = roots_of(settings.columns, schema.names)
         done = progress.rows(f"reading {parsed.table}")
         found = evaluate_batches(_read(reader, reader.open(table, columns, csv), done), settings)
         failed = _failed(parsed, found)
@@ -249,6 +254,7 @@ def _failed(parsed: argparse.Namespace, found: Evaluation) -> list[str]:
     """Return a sentence for each requirement that is not met."""
     from luminosity.evaluation.result import Metric
 
+    check_metrics(parsed, list(found.metrics))
     failed: list[str] = []
     parts: list[tuple[str, Evaluation]] = [("", found)]
     if parsed.each_slice:
@@ -257,7 +263,6 @@ def _failed(parsed: argparse.Namespace, found: Evaluation) -> list[str]:
         *((*each, True) for each in parsed.at_least),
         *((*each, False) for each in parsed.at_most),
     ]:
-        found.metric(name)  # names the metrics that there are, if it is not one of them
         for where, each in parts:
             metric = each.metrics.get(name, Metric(None, reason="no rows have it"))
             if metric.value is None:

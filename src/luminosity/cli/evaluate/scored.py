@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from luminosity._shared.text import did_you_mean
+from luminosity.cli.common.options import check_variable
 from luminosity.cli.common.table_options import csv_arguments
-from luminosity.errors import OptionError
+from luminosity.errors import EvaluationError, OptionError, WriteError
 
 if TYPE_CHECKING:
     from luminosity.evaluation.settings import Settings
-    from luminosity.judging import Judge
+    from luminosity.judging import Judge, ScoreTexts
 
-__all__ = ["SHOWN_OF_MODELS", "add_model_options", "scored"]
+__all__ = ["SHOWN_OF_MODELS", "add_model_options", "as_wrong_options", "check_metrics", "scored"]
 
 SHOWN_OF_MODELS = ("embed", "judge", "rubric", "scale", "question")  # options that a report names
 
@@ -60,14 +62,42 @@ def scored(parsed: argparse.Namespace, settings: Settings) -> Generator[tuple[st
         yield parsed.table, settings
         return
     _check(parsed, settings)
+    scores = _scores(parsed, settings)
+    measures = scores.measures
+    ours = {name: (*getattr(settings, name), *measures.get(name, ())) for name in ("measures", "measures_b")}
+    with as_wrong_options():
+        settings = replace(settings, **ours, preference=measures.get("preference", settings.preference))
+        _check_table(parsed, settings, scores)
     with tempfile.TemporaryDirectory(prefix="lum-evaluate-") as folder:
         out = os.path.join(folder, _SCORED) if parsed.scored is None else parsed.scored
-        measures = _run(parsed, settings, out)
-        ours = {name: (*getattr(settings, name), *measures.get(name, ())) for name in ("measures", "measures_b")}
-        yield out, replace(settings, **ours, preference=measures.get("preference", settings.preference))
+        _run(parsed, scores, out)
+        yield out, settings
+
+
+@contextmanager
+def as_wrong_options() -> Generator[None]:
+    """Within the context, raise errors as ``OptionError``: nothing has run yet, so the command line is wrong."""
+    try:
+        yield
+    except (EvaluationError, WriteError) as error:
+        raise OptionError(error.message, fix=error.fix) from None
+
+
+def check_metrics(parsed: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise unless these are the names of metrics that --at-least and --at-most have."""
+    for option in ("at_least", "at_most"):
+        for name, _ in getattr(parsed, option):
+            if name not in names:
+                raise OptionError(
+                    f"--{option.replace('_', '-')}: found no metric {name!r}, expected one of {', '.join(names)}",
+                    fix=did_you_mean(name, names) or None,
+                )
 
 
 def _check(parsed: argparse.Namespace, settings: Settings) -> None:
+    for name in ("embed", "judge", "server", "scored"):
+        if getattr(parsed, name) is not None and not getattr(parsed, name).strip():
+            raise OptionError(f"--{name} is empty; perhaps a shell variable is not set")
     option = "--embed" if parsed.judge is None else "--judge"
     if settings.task != "texts":
         raise OptionError(f"found {option} without --task texts, expected both", fix="add --task texts")
@@ -79,16 +109,53 @@ def _check(parsed: argparse.Namespace, settings: Settings) -> None:
         raise OptionError("found --judge without --rubric, expected both", fix="add --rubric TEXT")
     if parsed.server_key_env is not None and parsed.server is None:
         raise OptionError("found --server-key-env without --server, expected both", fix="add --server URL")
+    check_variable("--server-key-env", parsed.server_key_env)
+    if parsed.judge is not None:
+        _check_server(parsed.judge, parsed.server)
     if parsed.preference is not None and parsed.judge is not None and parsed.prediction_b is not None:
         raise OptionError("found --preference and --judge, which compares the texts itself, expected one of them")
 
 
-def _run(parsed: argparse.Namespace, settings: Settings, out: str) -> Any:
-    """Write the table with the scores to ``out``, and return the arguments with which ``Evaluate`` takes them."""
-    import apache_beam as beam
-    from apache_beam.options.pipeline_options import PipelineOptions
+def _check_server(judge: str, server: str | None) -> None:
+    """Raise if the address of a server is not in --server, or has the name of a model."""
+    url, sign, name = (judge if server is None else server).partition("#")
+    if server is None and not judge.startswith("chat:") and "://" in judge:
+        name = name or "MODEL"
+        raise OptionError(
+            f"--judge {judge}: found an address, expected the name of a model", fix=f"use --judge {name} --server {url}"
+        )
+    if server is not None and sign:
+        raise OptionError(
+            f"--server {server}: found '#' in the address, expected the name of the model in --judge",
+            fix=f"use --judge {name or judge} --server {url}",
+        )
+    if server is None and ":" not in judge:
+        raise OptionError(
+            f"--judge {judge}: found no --server that knows the model, and no ':' of module:object",
+            fix="add --server URL",
+        )
 
-    from luminosity import LuminosityRunner, ReadTable, SentenceEmbedder, WriteTable
+
+def _check_table(parsed: argparse.Namespace, settings: Settings, scores: ScoreTexts) -> None:
+    """Raise for what would fail only after the models have run over the table, which takes time or money."""
+    import pyarrow as pa
+
+    from luminosity import ReadTable, WriteTable
+    from luminosity.evaluation.evaluate_table import check_table
+
+    check_metrics(parsed, settings.text_metrics)
+    (csv,) = csv_arguments(parsed, parsed.table)
+    schema = ReadTable(parsed.table, **csv).schema
+    scores.check(schema)
+    schema = pa.schema([*schema, *scores.new_columns.items()])
+    check_table(schema, settings)
+    if parsed.scored is not None:
+        WriteTable(parsed.scored).check(schema)
+
+
+def _scores(parsed: argparse.Namespace, settings: Settings) -> ScoreTexts:
+    """Return the transform that adds the scores. No model is loaded."""
+    from luminosity import SentenceEmbedder
     from luminosity.inference.model_names import named_handler
     from luminosity.judging import ScoreTexts
 
@@ -97,7 +164,7 @@ def _run(parsed: argparse.Namespace, settings: Settings, out: str) -> Any:
         is_name = ":" in parsed.embed and not os.path.exists(parsed.embed)
         embedder = named_handler(parsed.embed) if is_name else SentenceEmbedder(os.path.expanduser(parsed.embed))
     assert settings.prediction is not None, "checked by Settings"
-    scores = ScoreTexts(
+    return ScoreTexts(
         settings.label,
         settings.prediction,
         prediction_b=settings.prediction_b,
@@ -106,12 +173,20 @@ def _run(parsed: argparse.Namespace, settings: Settings, out: str) -> Any:
         skip_missing=settings.skip_missing,
         seed=settings.seed,
     )
+
+
+def _run(parsed: argparse.Namespace, scores: ScoreTexts, out: str) -> None:
+    """Write the table with the scores to ``out``."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from luminosity import LuminosityRunner, ReadTable, WriteTable
+
     (csv,) = csv_arguments(parsed, parsed.table)
     pipeline = beam.Pipeline(runner=LuminosityRunner(), options=PipelineOptions([]))
     table = pipeline | "Read" >> ReadTable(parsed.table, **csv)
     _ = table | "Score" >> scores | "Write" >> WriteTable(out)
     pipeline.run().wait_until_finish()
-    return scores.measures
 
 
 def _judge(parsed: argparse.Namespace) -> Judge:

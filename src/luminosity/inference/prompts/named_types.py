@@ -40,6 +40,8 @@ def type_named(name: Any) -> Any:
 def _choices(found: list[Any], shown: str) -> Any:
     if not found or not all(isinstance(each, str) and each for each in found):
         raise InvalidArgument(f"found the choices {shown}, expected texts, none of them empty")
+    if twice := [each for each in dict.fromkeys(found) if found.count(each) > 1]:
+        raise InvalidArgument(f"found the choice {twice[0]!r} several times in {shown}, expected each once")
     return Literal[tuple(found)]
 
 
@@ -52,6 +54,8 @@ def _schema(path: str) -> dict[str, Any]:
         raise InvalidArgument(f"found no file {path!r} with a JSON schema") from None
     except ValueError as error:
         raise InvalidArgument(f"the file {path!r} is no JSON schema: {error}") from None
+    except OSError as error:
+        raise InvalidArgument(f"can't read {path!r}, expected a file with a JSON schema: {error.strerror}") from None
     if not isinstance(found, dict):
         raise InvalidArgument(f"the file {path!r} holds {type(found).__name__}, expected a JSON schema: an object")
     return cast("dict[str, Any]", found)
