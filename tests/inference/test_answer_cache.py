@@ -161,6 +161,22 @@ class TestChat:
 
         assert len(server.posts) == 1
 
+    @pytest.mark.parametrize("is_kept_already", [False, True])
+    def test_a_text_that_the_server_broke_off_is_asked_again(self, tmp_path: Path, is_kept_already: bool) -> None:
+        choices = [{"message": {"content": "HEL"}, "finish_reason": "abort"}]
+        with serving(lambda seen: chat(seen) if seen.number else Said({"choices": choices})) as server:
+            handler = HttpModelHandler.chat(server.url, "talker", cache=tmp_path, allow_incomplete=True)
+            model = handler.load_model()
+            assert [each.inference for each in handler.run_inference(["hello"], model)] == ["HEL"]
+            if is_kept_already:
+                prepared, arguments = model._protocol.prepare(["hello"]), dict[str, Any]()
+                key = model._digest(model._request(prepared, arguments))
+                model._cache.put({key: Said({"choices": choices}).bytes})
+            for _ in range(2):
+                assert ask(handler, "hello") == ["HELLO at None"]
+
+        assert len(server.posts) == 2
+
     @pytest.mark.parametrize("first", [Said(b"<html>"), Said({"choices": []}), Said(b"", 500), Said({"error": "busy"})])
     def test_what_is_no_answer_is_not_kept(self, tmp_path: Path, first: Said) -> None:
         with serving(lambda seen: chat(seen) if seen.number else first) as server:
@@ -217,8 +233,19 @@ class TestOthers:
         with pytest.raises(InvalidArgument, match="found cache= for KServe"):
             HttpModelHandler.kserve("http://localhost", "resnet", cache=tmp_path)
 
-    @pytest.mark.parametrize(("folder", "limit"), [("s3://bucket/answers", "1GB"), ("answers", "plenty"), ("", "1GB")])
-    def test_mistakes(self, folder: str, limit: str) -> None:
+    @pytest.mark.parametrize(
+        ("folder", "limit"),
+        [
+            ("s3://bucket/answers", "1GB"),
+            ("answers", "plenty"),
+            ("", "1GB"),
+            ("answers", None),
+            ("answers", True),
+            ("answers", 0),
+            ("answers", 1e9),
+        ],
+    )
+    def test_mistakes(self, folder: str, limit: Any) -> None:
         with pytest.raises(InvalidArgument):
             HttpModelHandler.chat("http://localhost", "talker", cache=folder, cache_limit=limit)
 

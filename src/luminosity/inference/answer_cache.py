@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from luminosity._shared.shared_files import who_else_writes
 from luminosity._shared.text import parse_size
@@ -50,8 +51,10 @@ class CacheSettings:
         """Return the settings that a user gave; None without a folder."""
         if folder is None:
             return None
-        size = limit if isinstance(limit, int) else parse_size(limit)
-        if not size or size < 0:
+        unchecked: Any = limit
+        is_number = isinstance(unchecked, int) and not isinstance(unchecked, bool)
+        size = limit if is_number else parse_size(limit) if isinstance(unchecked, str) else None
+        if not isinstance(size, int) or size <= 0:
             raise InvalidArgument(f"found cache_limit={limit!r}, expected a size, such as '10GB'")
         path = os.fspath(folder)
         if not path or "://" in path:
@@ -119,6 +122,11 @@ class AnswerCache:
                     self._add_bytes(len(row[0]) + len(row[1]) + _OVERHEAD)
             if self._bytes() > self._limit:
                 self._make_room()
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Forget answers, so that they are asked again."""
+        with self._explained(), self._turn():
+            self._remove(keys)
 
     def close(self) -> None:
         """Close the file."""

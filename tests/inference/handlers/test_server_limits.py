@@ -259,6 +259,11 @@ class TestMistakes:
         ("options", "words"),
         [
             ({"requests_per_minute": 0}, "found requests_per_minute=0, expected more than 0"),
+            ({"requests_per_minute": 0.5}, "found requests_per_minute=0.5, expected a whole number"),
+            ({"tokens_per_minute": "500"}, "found tokens_per_minute='500', expected a whole number"),
+            ({"max_total_tokens": True}, "found max_total_tokens=True, expected a whole number"),
+            ({"max_cost": float("inf"), "prices": (1, 2)}, "found max_cost=inf, expected more than 0, and at most"),
+            ({"max_cost": float("nan"), "prices": (1, 2)}, "found max_cost=nan, expected more than 0"),
             ({"max_cost": 1.0}, "found max_cost without prices"),
             ({"prices": (1, "2")}, "expected two numbers"),
             ({"prices": (1, -2)}, "the price new=-2"),
@@ -274,6 +279,14 @@ class TestMistakes:
         with pytest.raises(InvalidArgument, match="tokens_per_minute without max_tokens"):
             handler.validate_inference_args(None)
         handler.validate_inference_args({"max_completion_tokens": 5})
+
+    @pytest.mark.parametrize("number", [-1, 0, True])
+    def test_a_number_that_is_no_limit_of_an_answer(self, number: int) -> None:
+        handler = HttpModelHandler.chat(
+            "http://localhost", "talker", max_total_tokens=1000, parameters={"max_tokens": number}
+        )
+        with pytest.raises(InvalidArgument, match="max_total_tokens without max_tokens"):
+            handler.validate_inference_args(None)
 
     def test_a_protocol_without_tokens(self) -> None:
         handler = HttpModelHandler.kserve("http://localhost", "resnet", max_total_tokens=1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.errors import BudgetReached, InvalidArgument, RemoteModelError
@@ -15,6 +15,8 @@ __all__ = ["Claim", "Limiter", "RequestLimits", "use_run_budget"]
 
 _BYTES_PER_TOKEN = 4  # of most texts; a request that may be larger than the limit must be smaller by this measure
 _NANOS = 1_000_000_000
+_LARGEST_COST = 1_000_000_000  # as many billionths fit a column of the ledger
+_LARGEST_COUNT = 1_000_000_000_000_000
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,7 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_total_tokens", "max_cost"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidArgument(f"found {name}={value!r}, expected more than 0")
+            _check_limit(name, getattr(self, name), is_cost=name == "max_cost")
         if self.max_cost is not None and self.prices is None:
             raise InvalidArgument(
                 "found max_cost without prices", fix="pass what a million tokens cost: prices=(of_prompts, of_new)"
@@ -71,6 +71,17 @@ class RequestLimits:
                 f"found {names[0]} without max_tokens: an answer may take any number of tokens",
                 fix='pass the most tokens of an answer: parameters={"max_tokens": 200}',
             )
+
+
+def _check_limit(name: str, value: Any, is_cost: bool) -> None:
+    """Raise ``InvalidArgument`` unless a limit is None or a number above 0 that the ledger can hold."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float if is_cost else int):
+        raise InvalidArgument(f"found {name}={value!r}, expected {'a number' if is_cost else 'a whole number'}")
+    largest = _LARGEST_COST if is_cost else _LARGEST_COUNT
+    if not 0 < value <= largest:
+        raise InvalidArgument(f"found {name}={value!r}, expected more than 0, and at most {largest:,}")
 
 
 class Limiter:

@@ -97,7 +97,10 @@ class RemoteModel:
         assert self._cache is not None
         if known is not None:
             url = self._connection.address.shown(request.path)
-            return self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
+            found = self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
+            if not found.may_pass:
+                return found
+            self._cache.remove([key])  # of a version that kept what the server broke off
         response = self._ask(request, arguments)
         try:
             predictions = self._read(response, 1)
@@ -105,7 +108,8 @@ class RemoteModel:
             if not error.may_pass:
                 self._cache.put({key: response.body})
             raise
-        self._cache.put({key: response.body})
+        if not predictions.may_pass:
+            self._cache.put({key: response.body})
         return predictions
 
     def _request(self, prepared: Block, arguments: dict[str, Any]) -> Request:
