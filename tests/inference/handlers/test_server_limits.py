@@ -133,6 +133,26 @@ class TestLedger:
             thread.join(30)
         assert 970 < sum(spent) <= 1000, "what was reserved and not taken is free again"
 
+    def test_what_has_left_the_window_is_forgotten_without_limits_on_it(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        for _ in range(300):
+            number = book.take("server", Ask(1, 0, 5.0), most := Most(tokens=1000))
+            assert isinstance(number, int)
+            book.settle(number, 1, 0, most.window_s)
+            clock.advance(1.0)
+        assert book._run("SELECT COUNT(*) FROM ended").fetchone()[0] <= 61
+        assert book.spent("server") == (300, 0)
+
+    def test_errors_of_the_file_are_explained(self, tmp_path: Path) -> None:
+        book = Ledger(str(tmp_path / "shared"))
+        book._run("DROP TABLE under_way")
+        with pytest.raises(RemoteModelError, match=r"shared, which can't be used: no such table"):
+            book.take("server", Ask(1, 0, 5.0), Most(tokens=1000))
+        (tmp_path / "damaged").write_bytes(b"no database, but long enough to be one" * 100)
+        with pytest.raises(RemoteModelError, match="damaged, which can't be used"):
+            Ledger(str(tmp_path / "damaged"))
+
 
 class TestInRuns:
     def test_workers_share_limits_of_requests_and_tokens(self, pipelines: Pipelines) -> None:
@@ -211,6 +231,26 @@ class TestAnswersWithoutUsage:
                 ask(handler, "hello")
             with pytest.raises(BudgetReached):
                 ask(handler, "hello")
+
+    @pytest.mark.parametrize("usage", [None, {"prompt_tokens": 10**30, "completion_tokens": 5}])
+    def test_its_cost_is_noted_as_the_budget_counts_it(self, pipelines: Pipelines, usage: Any) -> None:
+        def script(seen: Seen) -> Said:
+            said = answer(seen)
+            return Said({**said.body, "usage": usage})
+
+        with serving(script) as server, pipelines() as (pipeline, ran):
+            results = pipeline | beam.Create(["hello"]) | RunInference(talker(server, prices=(1.0, 2.0)))
+            assert_that(results, lambda found: None)
+        assert counters(ran.result)["cost_nanos"] == (len(server.posts[0].body) + 2 * 5) * 1000
+
+    def test_an_answer_is_kept_although_its_claim_can_not_be_ended(self, caplog: pytest.LogCaptureFixture) -> None:
+        def script(seen: Seen) -> Said:
+            Ledger.of_run()._run("DROP TABLE spent")
+            return answer(seen)
+
+        with serving(script) as server:
+            assert ask(talker(server, max_total_tokens=300), "hello") == ["HELLO"]
+        assert "no such table: spent. Requests count as if they had taken all" in caplog.text
 
     def test_refusals_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("luminosity.inference.handlers.http.retries._FIRST_S", 0.001)

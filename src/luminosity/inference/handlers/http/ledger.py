@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
+from luminosity.errors import RemoteModelError
 
 __all__ = ["Ask", "Ledger", "Most", "Refused", "Wait"]
 
@@ -89,10 +90,12 @@ class Ledger:
         self._clock = clock  # of the machine: the same in all of its processes
         self._lock = threading.Lock()
         """Threads of a process take turns."""
-        self._database = sqlite3.connect(path, _LONGEST_LOCK_S, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = OFF")  # the file need not outlive the machine
-        self._database.executescript(_TABLES)
+        self._path = path
+        with self._explained():
+            self._database = sqlite3.connect(path, _LONGEST_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = OFF")  # the file need not outlive the machine
+            self._database.executescript(_TABLES)
 
     @classmethod
     def of_run(cls) -> Ledger:
@@ -156,8 +159,7 @@ class Ledger:
         if limits == (math.inf, math.inf):
             return 0.0
         width = most.window_s / _SLOTS
-        first = (now - most.window_s) / width  # the slots up to here have left the window
-        self._run("DELETE FROM ended WHERE account = ? AND slot <= ?", account, first)
+        self._forget_ended(account, now, most.window_s)
         asked = "SELECT COUNT(*), IFNULL(SUM(tokens), 0) FROM under_way WHERE account = ?"
         requests, tokens = self._run(asked, account).fetchone()
         is_alone = not requests
@@ -176,6 +178,10 @@ class Ledger:
             return _LOOK_AGAIN_S
         return until if is_alone else min(until, _LOOK_AGAIN_S)
 
+    def _forget_ended(self, account: str, now: float, window_s: float) -> None:
+        first = (now - window_s) / (window_s / _SLOTS)  # the slots up to here have left the window
+        self._run("DELETE FROM ended WHERE account = ? AND slot <= ?", account, first)
+
     def _end_overdue(self, now: float, window_s: float) -> None:
         overdue = self._run("SELECT id, account, ends, tokens, nanos FROM under_way WHERE ends < ?", now).fetchall()
         for number, account, ends, tokens, nanos in overdue:
@@ -183,6 +189,7 @@ class Ledger:
 
     def _end(self, number: int, account: str, now: float, tokens: int, nanos: int, window_s: float) -> None:
         self._run("DELETE FROM under_way WHERE id = ?", number)
+        self._forget_ended(account, now, window_s)
         slot = math.ceil(now / (window_s / _SLOTS))
         self._run(
             "INSERT INTO ended VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET requests = requests + 1, "
@@ -207,14 +214,25 @@ class Ledger:
     @contextlib.contextmanager
     def _turn(self) -> Generator[None]:
         """Hold the file alone: what is read stays true until it is changed."""
-        with self._lock:
+        with self._explained(), self._lock:
             self._run("BEGIN IMMEDIATE")
             try:
                 yield
+                self._run("COMMIT")
             except BaseException:
-                self._run("ROLLBACK")
+                if self._database.in_transaction:  # SQLite has ended it itself after some errors
+                    self._run("ROLLBACK")
                 raise
-            self._run("COMMIT")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        """Turn errors of the file into ``RemoteModelError``: to go on without it would mean to exceed limits."""
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:  # no room, locked for too long, or a number that is too large
+            raise RemoteModelError(
+                f"the limits of a run are kept in {self._path}, which can't be used: {error}"
+            ) from error
 
 
 _lock = threading.Lock()

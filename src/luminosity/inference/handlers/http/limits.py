@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from luminosity.inference.handlers.http.usage import Prices, Usage
 
 __all__ = ["Claim", "Limiter", "RequestLimits", "use_run_budget"]
 
+_LOGGER = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4  # of most texts; a request that may be larger than the limit must be smaller by this measure
 _NANOS = 1_000_000_000
 _LARGEST_COST = 1_000_000_000  # as many billionths fit a column of the ledger
@@ -109,6 +111,7 @@ class Limiter:
             None if run_budget is None else int(run_budget * _NANOS),
         )
         self._ledger = Ledger.of_run() if names else None
+        self._has_warned = False
 
     def claim(self, num_bytes: int, most_new: int, seconds: float) -> Claim | float:
         """Reserve what a request may take, or return the seconds to wait before the next try.
@@ -116,18 +119,27 @@ class Limiter:
         A text has at most as many tokens as bytes, whatever the tokenizer, and the request's body holds more than the
         text. Raises ``BudgetReached`` if a budget has no room.
         """
-        if self._ledger is None:
-            return Claim(self, None, Usage(0, 0))
         usage = Usage(num_bytes, most_new)
+        if self._ledger is None:
+            return Claim(self, None, usage)
         found = self._ledger.take(self._account, self._ask(usage, seconds), self._most)
         if isinstance(found, Refused):
             raise self._reached(found)
         return found.seconds if isinstance(found, Wait) else Claim(self, found, usage)
 
     def settle(self, number: int | None, usage: Usage) -> None:
-        """End a reservation with what the request has taken."""
-        if self._ledger is not None and number is not None:
+        """End a reservation with what the request has taken. If it can't be ended, it counts in full, with a warning.
+
+        The answer that the request got is paid for, and must not be lost.
+        """
+        if self._ledger is None or number is None:
+            return
+        try:
             self._ledger.settle(number, usage.tokens, self._nanos(usage), self._limits.window_s)
+        except RemoteModelError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _LOGGER.warning("%s. Requests count as if they had taken all that they might have.", error)
 
     @property
     def prices(self) -> Prices | None:
@@ -170,12 +182,12 @@ class Claim:
     def __init__(self, limiter: Limiter, number: int | None, most: Usage) -> None:
         self._limiter = limiter
         self._number = number
-        self._most = most
+        self.most = most
         self._is_settled = False
 
     def took(self, usage: Usage | None) -> None:
         """Settle for what the server says it has counted; for all that was reserved if it says nothing."""
-        self._settle(self._most if usage is None else usage)
+        self._settle(self.most if usage is None else usage)
 
     def took_nothing(self) -> None:
         """Settle for a request that the server has not answered with anything that costs."""

@@ -219,10 +219,12 @@ class RemoteModel:
         try:
             usage = self._protocol.usage(response)
         except RemoteModelError:
-            return  # it can't be read, for which ``read`` has the words; the claim counts in full
+            usage = None  # it can't be read, for which ``read`` has the words
         claim.took(usage)
         if usage is not None:
             usage.note(self._limiter.prices)
+        elif (prices := self._limiter.prices) is not None:
+            note(InferenceMetrics.COST, prices.nanos(claim.most))  # as the budget counts it
 
     def _gave_up(self, error: RetryableError, attempts: int, began: float) -> RemoteModelError:
         wait = error.retry_after_s
