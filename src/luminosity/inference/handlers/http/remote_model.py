@@ -13,7 +13,7 @@ import numpy as np
 
 from luminosity.core import InferenceMetrics
 from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError
-from luminosity.inference.answer_cache import CacheSettings, open_cache
+from luminosity.inference.answer_cache import AnswerCache, CacheSettings, open_cache
 from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.handler import note
 from luminosity.inference.handlers.http.connection import Connection, exchange
@@ -50,7 +50,9 @@ class RemoteModel:
         self._breaker = CircuitBreaker(time.monotonic)
         self._random = random.Random()
         self._warn_after = 0.0
-        self._cache = None if cache is None else open_cache(cache)
+        self._cache_settings = cache
+        if cache is not None:
+            open_cache(cache)  # whether it can be used shows before the first request
         self._facts = protocol.load_facts(self.send)
         self._breaker = CircuitBreaker(time.monotonic)  # forget failures of requests that the protocol can do without
 
@@ -59,15 +61,16 @@ class RemoteModel:
 
         Those that the cache has are not asked for, and each one that comes is in the cache before it is returned.
         """
-        if self._cache is None:
+        if self._cache_settings is None:
             return self._read(self._ask(self._request(prepared, arguments), arguments), len(prepared))
+        cache = open_cache(self._cache_settings)
         requests = [self._request([each], arguments) for each in rows(prepared)]
         keys = list(map(self._digest, requests))
-        known = self._cache.get(keys)
+        if self._protocol.one_by_one:
+            return self._known_or_asked(cache, requests[0], arguments, keys[0])
+        known = cache.get(keys)
         if known:
             note(InferenceMetrics.CACHED_ANSWERS, sum(key in known for key in keys))
-        if self._protocol.one_by_one:
-            return self._known_or_asked(requests[0], arguments, keys[0], known.get(keys[0]))
         missing = [place for place, key in enumerate(keys) if key not in known]
         model_id = None
         if missing:
@@ -76,7 +79,7 @@ class RemoteModel:
             model_id = found.model_id
             vectors = [np.asarray(each, "<f4").tobytes() for each in rows(found.values)]
             new = dict(zip([keys[place] for place in missing], vectors, strict=True))
-            self._cache.put(new)
+            cache.put(new)
             known |= new
         lengths = sorted({len(known[key]) // 4 for key in keys})
         if len(lengths) > 1:
@@ -88,29 +91,40 @@ class RemoteModel:
         return Predictions(np.stack([np.frombuffer(known[key], "<f4") for key in keys]), model_id)
 
     def _known_or_asked(
-        self, request: Request, arguments: dict[str, Any], key: bytes, known: bytes | None
+        self, cache: AnswerCache, request: Request, arguments: dict[str, Any], key: bytes
     ) -> Predictions:
-        """Read the answer to one example, of the cache or of the server.
+        """Read the answer to one example, of the cache or of the server. Of equal examples, only one is asked.
 
         The cache has what the server sent: an answer that is cut or withheld was paid for, too, and would come again.
         """
-        assert self._cache is not None
-        if known is not None:
-            url = self._connection.address.shown(request.path)
-            found = self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
-            if not found.may_pass:
+        if found := self._known(cache, request, key):
+            return found
+        with cache.asking(key, self._connection.deadline):
+            if found := self._known(cache, request, key):
                 return found
-            self._cache.remove([key])  # of a version that kept what the server broke off
-        response = self._ask(request, arguments)
-        try:
-            predictions = self._read(response, 1)
-        except IncompleteAnswer as error:
-            if not error.may_pass:
-                self._cache.put({key: response.body})
-            raise
-        if not predictions.may_pass:
-            self._cache.put({key: response.body})
-        return predictions
+            response = self._ask(request, arguments)
+            try:
+                predictions = self._read(response, 1)
+            except IncompleteAnswer as error:
+                if not error.may_pass:
+                    cache.put({key: response.body})
+                raise
+            if not predictions.may_pass:
+                cache.put({key: response.body})
+            return predictions
+
+    def _known(self, cache: AnswerCache, request: Request, key: bytes) -> Predictions | None:
+        """Read the answer of the cache; None if it has none."""
+        known = cache.get([key]).get(key)
+        if known is None:
+            return None
+        url = self._connection.address.shown(request.path)
+        found = self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
+        if found.may_pass:
+            cache.remove([key])  # of a version that kept what the server broke off
+            return None
+        note(InferenceMetrics.CACHED_ANSWERS)
+        return found
 
     def _request(self, prepared: Block, arguments: dict[str, Any]) -> Request:
         return self._protocol.request(prepared, arguments, self._facts)
