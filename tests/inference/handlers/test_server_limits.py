@@ -144,6 +144,40 @@ class TestLedger:
         assert book._run("SELECT COUNT(*) FROM ended").fetchone()[0] <= 61
         assert book.spent("server") == (300, 0)
 
+    def test_a_large_request_gets_its_turn_among_small_ones(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        most = Most(window_tokens=1000)
+        large = Ask(1000, 0, 5.0, "large", clock.monotonic())
+        found, small = book.take("server", Ask(100, 0, 5.0), most), 1
+        assert isinstance(found, int)
+        book.settle(found, 100, 0, most.window_s)
+        while not isinstance(book.take("server", large, most), int):
+            name = f"small {small}"
+            if isinstance(found := book.take("server", Ask(100, 0, 5.0, name, clock.monotonic()), most), int):
+                book.settle(found, 100, 0, most.window_s)
+                small += 1
+            clock.advance(1.0)
+            assert small < 100, "the large one starves"
+        assert 10 <= small <= 30
+        assert not book._run("SELECT * FROM places").fetchall()
+
+    def test_a_place_vanishes_with_its_request(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        most = Most(requests=1)
+        now = clock.monotonic()
+        gone, new = (Ask(1, 0, 500.0, name, since) for name, since in (("gone", now), ("new", now + 99)))
+        first = book.take("server", Ask(1, 0, 500.0, "first", now), most)
+        assert isinstance(first, int)
+        clock.advance(100)
+        assert book.take("server", gone, most) == Wait(0.25)
+        book.settle(first, 1, 0, 60.0)
+        assert book._has_older("server", new)
+        assert not book._has_older("another server", new)
+        clock.advance(62)
+        assert isinstance(book.take("server", new, most), int)
+
     def test_errors_of_the_file_are_explained(self, tmp_path: Path) -> None:
         book = Ledger(str(tmp_path / "shared"))
         book._run("DROP TABLE under_way")

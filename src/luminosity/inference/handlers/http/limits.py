@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -113,8 +114,12 @@ class Limiter:
         self._ledger = Ledger.of_run() if names else None
         self._has_warned = False
 
-    def claim(self, num_bytes: int, most_new: int, seconds: float) -> Claim | float:
+    def claim(
+        self, num_bytes: int, most_new: int, seconds: float, name: str = "", since: float = math.inf
+    ) -> Claim | float:
         """Reserve what a request may take, or return the seconds to wait before the next try.
+
+        ``name`` is of the request, which waits ``since`` a time of ``time.monotonic()``.
 
         A text has at most as many tokens as bytes, whatever the tokenizer, and the request's body holds more than the
         text. Raises ``BudgetReached`` if a budget has no room.
@@ -122,7 +127,7 @@ class Limiter:
         usage = Usage(num_bytes, most_new)
         if self._ledger is None:
             return Claim(self, None, usage)
-        found = self._ledger.take(self._account, self._ask(usage, seconds), self._most)
+        found = self._ledger.take(self._account, self._ask(usage, seconds, name, since), self._most)
         if isinstance(found, Refused):
             raise self._reached(found)
         return found.seconds if isinstance(found, Wait) else Claim(self, found, usage)
@@ -146,7 +151,7 @@ class Limiter:
         """The prices of tokens, if they are known."""
         return self._limits.prices
 
-    def _ask(self, usage: Usage, seconds: float) -> Ask:
+    def _ask(self, usage: Usage, seconds: float, name: str, since: float) -> Ask:
         tokens, most = usage.tokens, self._limits.tokens_per_minute
         if most is not None and tokens > most:
             likely = usage.prompt_tokens // _BYTES_PER_TOKEN + usage.new_tokens
@@ -156,7 +161,7 @@ class Limiter:
                     fix="pass a larger tokens_per_minute, a smaller max_tokens, or shorter prompts",
                 )
             tokens = most  # it goes alone
-        return Ask(tokens, self._nanos(usage), seconds)
+        return Ask(tokens, self._nanos(usage), seconds, name, since)
 
     def _nanos(self, usage: Usage) -> int:
         return 0 if self.prices is None else self.prices.nanos(usage)

@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -159,16 +160,17 @@ class RemoteModel:
         """
         ends, attempts, error = math.inf, 0, None
         num_bytes = len(request.body or b"") if self._protocol.counts_tokens else 0
+        name, since = uuid.uuid4().hex, time.monotonic()
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
                 self._breaker.check()
-                claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout)
+                claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout, name, since)
                 if isinstance(claim, Claim):
                     ends = min(ends, time.monotonic() + self._connection.deadline)
                     outcome = self._attempt(request, permit, ends, claim, is_again=attempts > 0)
                     if isinstance(outcome, Response):
                         return outcome
-                    attempts, error = attempts + 1, outcome
+                    attempts, error, since = attempts + 1, outcome, time.monotonic()
             if not isinstance(claim, Claim):
                 note(InferenceMetrics.LIMIT_WAIT, int(claim * 1e6))
                 ends += claim
