@@ -220,6 +220,7 @@ class TestChat:
             model = handler.load_model()
             assert [each.inference for each in handler.run_inference(["hello"], model)] == ["HEL"]
             if is_kept_already:
+                assert model._cache_settings is not None
                 prepared, arguments = model._protocol.prepare(["hello"]), dict[str, Any]()
                 key = model._digest(model._request(prepared, arguments))
                 open_cache(model._cache_settings).put({key: Said({"choices": choices}).bytes})

@@ -52,9 +52,8 @@ class CacheSettings:
         if folder is None:
             return None
         unchecked: Any = limit
-        is_number = isinstance(unchecked, int) and not isinstance(unchecked, bool)
-        size = limit if is_number else parse_size(limit) if isinstance(unchecked, str) else None
-        if not isinstance(size, int) or size <= 0:
+        size = parse_size(unchecked) if isinstance(unchecked, str) else unchecked
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
             raise InvalidArgument(f"found cache_limit={limit!r}, expected a size, such as '10GB'")
         path = os.fspath(folder)
         if not path or "://" in path:
