@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from apache_beam.testing.util import assert_that, equal_to
 from luminosity import HttpModelHandler, RunInference
 from luminosity.errors import CacheError, IncompleteAnswer, InvalidArgument, RemoteModelError
 from luminosity.inference import answer_cache
-from luminosity.inference.answer_cache import AnswerCache, CacheSettings
+from luminosity.inference.answer_cache import AnswerCache, CacheSettings, open_cache
 from tests.both_runners import Pipelines, counters
 from tests.inference.handlers.model_server import Said, Seen, chat, embeddings, serving, vector_of
 
@@ -103,6 +107,20 @@ class TestFile:
         with pytest.raises(CacheError, match=r"answers.sqlite .*; move the file away|answers.sqlite can't be used"):
             AnswerCache(CacheSettings(str(tmp_path), 10**9))
 
+    def test_a_folder_that_is_removed_is_made_again(self, tmp_path: Path) -> None:
+        folder = tmp_path / "answers"
+        with serving(chat) as server:
+            handler = HttpModelHandler.chat(server.url, "talker", cache=folder)
+            model = handler.load_model()
+            for _ in range(2):
+                list(handler.run_inference(["hello"], model))
+                shutil.rmtree(folder)
+            list(handler.run_inference(["hello"], model))
+            _forget()
+            assert ask(handler, "hello") == ["HELLO at None"]
+
+        assert len(server.posts) == 3
+
     def test_a_folder_that_can_not_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(CacheError, match="can't be used"):
@@ -161,6 +179,56 @@ class TestChat:
 
         assert len(server.posts) == 1
 
+    def test_equal_questions_at_the_same_time_are_asked_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks: list[None] = []
+        get = AnswerCache.get
+
+        def counted(cache: AnswerCache, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+            found = get(cache, keys)
+            looks.append(None)
+            return found
+
+        def script(seen: Seen) -> Said:
+            while len(looks) < 8:  # none knows of the answer
+                time.sleep(0.001)
+            return chat(seen)
+
+        monkeypatch.setattr(AnswerCache, "get", counted)
+        with serving(script) as server, ThreadPoolExecutor(8) as pool:
+            handler = HttpModelHandler.chat(server.url, "talker", cache=tmp_path)
+            waiting = [pool.submit(ask, handler, "hello") for _ in range(8)]
+            assert [each.result(60) for each in waiting] == [["HELLO at None"]] * 8
+
+        assert len(server.posts) == 1
+
+    def test_the_next_is_asked_if_the_first_fails(self, tmp_path: Path) -> None:
+        cache = AnswerCache(CacheSettings(str(tmp_path), 10**9))
+        with contextlib.suppress(RuntimeError), cache.asking(b"key", 0.0):
+            with cache.asking(b"key", 0.0), cache.asking(b"other", 0.0):
+                assert cache._keys == {b"key", b"other"}, "nobody waits for longer than allowed"
+            assert cache._keys == {b"key"}, "the first still holds it"
+            raise RuntimeError
+        assert not cache._keys
+
+    @pytest.mark.parametrize("is_kept_already", [False, True])
+    def test_a_text_that_the_server_broke_off_is_asked_again(self, tmp_path: Path, is_kept_already: bool) -> None:
+        choices = [{"message": {"content": "HEL"}, "finish_reason": "abort"}]
+        with serving(lambda seen: chat(seen) if seen.number else Said({"choices": choices})) as server:
+            handler = HttpModelHandler.chat(server.url, "talker", cache=tmp_path, allow_incomplete=True)
+            model = handler.load_model()
+            assert [each.inference for each in handler.run_inference(["hello"], model)] == ["HEL"]
+            if is_kept_already:
+                assert model._cache_settings is not None
+                prepared, arguments = model._protocol.prepare(["hello"]), dict[str, Any]()
+                key = model._digest(model._request(prepared, arguments))
+                open_cache(model._cache_settings).put({key: Said({"choices": choices}).bytes})
+            for _ in range(2):
+                assert ask(handler, "hello") == ["HELLO at None"]
+
+        assert len(server.posts) == 2
+
     @pytest.mark.parametrize("first", [Said(b"<html>"), Said({"choices": []}), Said(b"", 500), Said({"error": "busy"})])
     def test_what_is_no_answer_is_not_kept(self, tmp_path: Path, first: Said) -> None:
         with serving(lambda seen: chat(seen) if seen.number else first) as server:
@@ -217,8 +285,19 @@ class TestOthers:
         with pytest.raises(InvalidArgument, match="found cache= for KServe"):
             HttpModelHandler.kserve("http://localhost", "resnet", cache=tmp_path)
 
-    @pytest.mark.parametrize(("folder", "limit"), [("s3://bucket/answers", "1GB"), ("answers", "plenty"), ("", "1GB")])
-    def test_mistakes(self, folder: str, limit: str) -> None:
+    @pytest.mark.parametrize(
+        ("folder", "limit"),
+        [
+            ("s3://bucket/answers", "1GB"),
+            ("answers", "plenty"),
+            ("", "1GB"),
+            ("answers", None),
+            ("answers", True),
+            ("answers", 0),
+            ("answers", 1e9),
+        ],
+    )
+    def test_mistakes(self, folder: str, limit: Any) -> None:
         with pytest.raises(InvalidArgument):
             HttpModelHandler.chat("http://localhost", "talker", cache=folder, cache_limit=limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -100,24 +102,41 @@ class TroubledChat:
         return Said({"choices": [choice], "usage": usage})
 
 
-def start(folder: Path, url: str, count: int, **limits: Any) -> subprocess.Popen[bytes]:
-    """Start a run in a process group of its own; its answers and dead letters go into files of the folder."""
+@contextlib.contextmanager
+def running(folder: Path, url: str, count: int, **limits: Any) -> Generator[subprocess.Popen[bytes]]:
+    """Start a run in a process group of its own; its answers and dead letters go into files of the folder.
+
+    The whole group ends with the block, however the block ends, and also if this process is killed.
+    """
     settings = json.dumps({"folder": str(folder), "url": url, "count": count, "limits": limits})
     for old in [*folder.glob("answers-*"), *folder.glob("failed-*")]:
         old.unlink()
-    log = (folder / "run.log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.inference.troubled_chat", settings],
-        start_new_session=True,
-        stdout=log,
-        stderr=log,
-    )
+    with (folder / "run.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.inference.troubled_chat", settings],
+            start_new_session=True,
+            stdin=subprocess.PIPE,  # ends with this process
+            stdout=log,
+            stderr=log,
+        )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the whole process group at once."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
+
+
+def _end_with_parent() -> None:
+    """Kill the process group once the process that started it is gone."""
+    os.read(0, 1)  # not by sys.stdin, whose lock this thread would hold when Python ends
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def results(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -160,21 +179,21 @@ def _ten_thousand(count: int) -> None:
     with tempfile.TemporaryDirectory() as name, serving(script) as server:
         folder = Path(name)
         began = time.monotonic()
-        process = start(folder, server.url, count, **limits)
-        while sum(script.paid.values()) < count // 2:
-            assert process.poll() is None, (folder / "run.log").read_text()[-3000:]
-            time.sleep(0.05)
-        with script._lock:
-            in_flight = {text for text, number in script.now.items() if number}
-        kill(process)
+        with running(folder, server.url, count, **limits) as process:
+            while sum(script.paid.values()) < count // 2:
+                assert process.poll() is None, (folder / "run.log").read_text()[-3000:]
+                time.sleep(0.05)
+            with script._lock:
+                in_flight = {text for text, number in script.now.items() if number}
+            kill(process)
         in_flight |= {text for text, number in script.now.items() if number}
         seconds, answered = time.monotonic() - began, sum(script.paid.values())
         print(f"killed after {seconds:.0f} s: {answered:,} answers, {len(in_flight)} in flight", flush=True)
         for again in range(1, 4):
             script.calm_until = len(server.seen) + _CALM
             sent, began = len(server.seen), time.monotonic()
-            process = start(folder, server.url, count, **limits)
-            assert process.wait(1200) == 0, (folder / "run.log").read_text()[-3000:]
+            with running(folder, server.url, count, **limits) as process:
+                assert process.wait(1200) == 0, (folder / "run.log").read_text()[-3000:]
             answers, failed = results(folder)
             seconds, requests = time.monotonic() - began, len(server.seen) - sent
             done = f"{requests:,} requests, {len(answers):,} answers, {len(failed)} failed"
@@ -204,6 +223,7 @@ def most_in_a_window(events: list[tuple[float, int]], window_s: float) -> tuple[
 
 if __name__ == "__main__":
     if sys.argv[1:] and sys.argv[1].startswith("{"):
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         _run(json.loads(sys.argv[1]))
     else:
         _ten_thousand(int(sys.argv[1]) if sys.argv[1:] else 10_000)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from luminosity._shared.shared_files import who_else_writes
 from luminosity._shared.text import parse_size
@@ -50,8 +51,9 @@ class CacheSettings:
         """Return the settings that a user gave; None without a folder."""
         if folder is None:
             return None
-        size = limit if isinstance(limit, int) else parse_size(limit)
-        if not size or size < 0:
+        unchecked: Any = limit
+        size = parse_size(unchecked) if isinstance(unchecked, str) else unchecked
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
             raise InvalidArgument(f"found cache_limit={limit!r}, expected a size, such as '10GB'")
         path = os.fspath(folder)
         if not path or "://" in path:
@@ -72,17 +74,50 @@ class AnswerCache:
         self._path = os.path.join(settings.folder, _FILE)
         self._lock = threading.Lock()
         """Threads of a process take turns."""
+        self._asked = threading.Condition()
+        """Protects ``_keys``, and says when one of them is free."""
+        self._keys: set[bytes] = set()
+        """Keys whose answers threads of this process ask for now."""
         with self._explained():
             os.makedirs(settings.folder, 0o700, exist_ok=True)
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             if others := who_else_writes(settings.folder):
                 _LOGGER.warning("%s, and could put wrong answers into the cache there.", others)
             self._database = sqlite3.connect(self._path, _LONGEST_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._file = self._identity()
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")  # a commit survives the process, and most crashes
             with self._turn():
                 for statement in _TABLES.strip().split("\n"):
                     self._database.execute(statement)
+
+    def is_there(self) -> bool:
+        """Return whether the file that is open is still the one in the folder, which somebody may have removed."""
+        try:
+            return self._identity() == self._file
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def asking(self, key: bytes, patience_s: float) -> Generator[None]:
+        """Hold a key while its answer is asked for. Look into the cache again first: another thread may have held it.
+
+        A thread waits for ``patience_s`` seconds at most, then goes on without it: the other may be waiting for long.
+        """
+        deadline = time.monotonic() + patience_s
+        with self._asked:
+            while key in self._keys and (left := deadline - time.monotonic()) > 0:
+                self._asked.wait(left)
+            is_holder = key not in self._keys
+            if is_holder:
+                self._keys.add(key)
+        try:
+            yield
+        finally:
+            if is_holder:
+                with self._asked:
+                    self._keys.remove(key)
+                    self._asked.notify_all()
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the answers that are known, by key."""
@@ -120,9 +155,18 @@ class AnswerCache:
             if self._bytes() > self._limit:
                 self._make_room()
 
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Forget answers, so that they are asked again."""
+        with self._explained(), self._turn():
+            self._remove(keys)
+
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.stat(self._path)
+        return found.st_dev, found.st_ino
 
     def _make_room(self) -> None:
         surplus = self._bytes() - int(self._limit * _KEEP)
@@ -187,9 +231,12 @@ _open: dict[tuple[int, CacheSettings], AnswerCache] = {}
 
 
 def open_cache(settings: CacheSettings) -> AnswerCache:
-    """Return this process's cache for these settings. A forked process gets its own."""
+    """Return this process's cache for these settings. A forked process gets its own.
+
+    If the file has been removed, a new one is opened: answers in the old one would be lost with the process.
+    """
     with _lock:
         key = os.getpid(), settings
-        if key not in _open:
-            _open[key] = AnswerCache(settings)
+        if key not in _open or not _open[key].is_there():
+            _open[key] = AnswerCache(settings)  # other threads may still use the old one: it closes when none does
         return _open[key]

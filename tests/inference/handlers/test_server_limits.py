@@ -133,6 +133,60 @@ class TestLedger:
             thread.join(30)
         assert 970 < sum(spent) <= 1000, "what was reserved and not taken is free again"
 
+    def test_what_has_left_the_window_is_forgotten_without_limits_on_it(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        for _ in range(300):
+            number = book.take("server", Ask(1, 0, 5.0), most := Most(tokens=1000))
+            assert isinstance(number, int)
+            book.settle(number, 1, 0, most.window_s)
+            clock.advance(1.0)
+        assert book._run("SELECT COUNT(*) FROM ended").fetchone()[0] <= 61
+        assert book.spent("server") == (300, 0)
+
+    def test_a_large_request_gets_its_turn_among_small_ones(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        most = Most(window_tokens=1000)
+        large = Ask(1000, 0, 5.0, "large", clock.monotonic())
+        found, small = book.take("server", Ask(100, 0, 5.0), most), 1
+        assert isinstance(found, int)
+        book.settle(found, 100, 0, most.window_s)
+        while not isinstance(book.take("server", large, most), int):
+            name = f"small {small}"
+            if isinstance(found := book.take("server", Ask(100, 0, 5.0, name, clock.monotonic()), most), int):
+                book.settle(found, 100, 0, most.window_s)
+                small += 1
+            clock.advance(1.0)
+            assert small < 100, "the large one starves"
+        assert 10 <= small <= 30
+        assert not book._run("SELECT * FROM places").fetchall()
+
+    def test_a_place_vanishes_with_its_request(self) -> None:
+        clock = FakeClock()
+        book = Ledger(":memory:", clock.monotonic)
+        most = Most(requests=1)
+        now = clock.monotonic()
+        gone, new = (Ask(1, 0, 500.0, name, since) for name, since in (("gone", now), ("new", now + 99)))
+        first = book.take("server", Ask(1, 0, 500.0, "first", now), most)
+        assert isinstance(first, int)
+        clock.advance(100)
+        assert book.take("server", gone, most) == Wait(0.25)
+        book.settle(first, 1, 0, 60.0)
+        assert book._has_older("server", new)
+        assert not book._has_older("another server", new)
+        clock.advance(62)
+        assert isinstance(book.take("server", new, most), int)
+
+    def test_errors_of_the_file_are_explained(self, tmp_path: Path) -> None:
+        book = Ledger(str(tmp_path / "shared"))
+        book._run("DROP TABLE under_way")
+        with pytest.raises(RemoteModelError, match=r"shared, which can't be used: no such table"):
+            book.take("server", Ask(1, 0, 5.0), Most(tokens=1000))
+        (tmp_path / "damaged").write_bytes(b"no database, but long enough to be one" * 100)
+        with pytest.raises(RemoteModelError, match="damaged, which can't be used"):
+            Ledger(str(tmp_path / "damaged"))
+
 
 class TestInRuns:
     def test_workers_share_limits_of_requests_and_tokens(self, pipelines: Pipelines) -> None:
@@ -212,6 +266,26 @@ class TestAnswersWithoutUsage:
             with pytest.raises(BudgetReached):
                 ask(handler, "hello")
 
+    @pytest.mark.parametrize("usage", [None, {"prompt_tokens": 10**30, "completion_tokens": 5}])
+    def test_its_cost_is_noted_as_the_budget_counts_it(self, pipelines: Pipelines, usage: Any) -> None:
+        def script(seen: Seen) -> Said:
+            said = answer(seen)
+            return Said({**said.body, "usage": usage})
+
+        with serving(script) as server, pipelines() as (pipeline, ran):
+            results = pipeline | beam.Create(["hello"]) | RunInference(talker(server, prices=(1.0, 2.0)))
+            assert_that(results, lambda found: None)
+        assert counters(ran.result)["cost_nanos"] == (len(server.posts[0].body) + 2 * 5) * 1000
+
+    def test_an_answer_is_kept_although_its_claim_can_not_be_ended(self, caplog: pytest.LogCaptureFixture) -> None:
+        def script(seen: Seen) -> Said:
+            Ledger.of_run()._run("DROP TABLE spent")
+            return answer(seen)
+
+        with serving(script) as server:
+            assert ask(talker(server, max_total_tokens=300), "hello") == ["HELLO"]
+        assert "no such table: spent. Requests count as if they had taken all" in caplog.text
+
     def test_refusals_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("luminosity.inference.handlers.http.retries._FIRST_S", 0.001)
         left = [429] * 5 + [503] * 5
@@ -259,6 +333,11 @@ class TestMistakes:
         ("options", "words"),
         [
             ({"requests_per_minute": 0}, "found requests_per_minute=0, expected more than 0"),
+            ({"requests_per_minute": 0.5}, "found requests_per_minute=0.5, expected a whole number"),
+            ({"tokens_per_minute": "500"}, "found tokens_per_minute='500', expected a whole number"),
+            ({"max_total_tokens": True}, "found max_total_tokens=True, expected a whole number"),
+            ({"max_cost": float("inf"), "prices": (1, 2)}, "found max_cost=inf, expected more than 0, and at most"),
+            ({"max_cost": float("nan"), "prices": (1, 2)}, "found max_cost=nan, expected more than 0"),
             ({"max_cost": 1.0}, "found max_cost without prices"),
             ({"prices": (1, "2")}, "expected two numbers"),
             ({"prices": (1, -2)}, "the price new=-2"),
@@ -274,6 +353,14 @@ class TestMistakes:
         with pytest.raises(InvalidArgument, match="tokens_per_minute without max_tokens"):
             handler.validate_inference_args(None)
         handler.validate_inference_args({"max_completion_tokens": 5})
+
+    @pytest.mark.parametrize("number", [-1, 0, True])
+    def test_a_number_that_is_no_limit_of_an_answer(self, number: int) -> None:
+        handler = HttpModelHandler.chat(
+            "http://localhost", "talker", max_total_tokens=1000, parameters={"max_tokens": number}
+        )
+        with pytest.raises(InvalidArgument, match="max_total_tokens without max_tokens"):
+            handler.validate_inference_args(None)
 
     def test_a_protocol_without_tokens(self) -> None:
         handler = HttpModelHandler.kserve("http://localhost", "resnet", max_total_tokens=1000)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
+from luminosity.errors import RemoteModelError
 
 __all__ = ["Ask", "Ledger", "Most", "Refused", "Wait"]
 
@@ -20,6 +21,8 @@ _FILE = "server-limits.sqlite"
 _SLOTS = 60  # of a window: what has ended in a slot leaves the window together, so that a file has few rows
 _LOOK_AGAIN_S = 0.25  # while requests are under way: each may take less than it might have
 _LONGEST_LOCK_S = 60.0  # a turn takes less than a millisecond
+_HOLD_S = 1.0  # how long a request that holds a place waits at most: if it is gone, others wait little
+_PLACE_S = 5.0  # a request that comes back this much later than it was told to has given up its place
 _OVERDUE_S = 30.0  # a request that has not ended this long after its timeout belongs to a process that was killed
 
 _TABLES = """
@@ -27,6 +30,8 @@ CREATE TABLE IF NOT EXISTS under_way
     (id INTEGER PRIMARY KEY, account TEXT, ends REAL, tokens INTEGER, nanos INTEGER);
 CREATE TABLE IF NOT EXISTS ended
     (account TEXT, slot INTEGER, requests INTEGER, tokens INTEGER, PRIMARY KEY (account, slot));
+CREATE TABLE IF NOT EXISTS places
+    (name TEXT PRIMARY KEY, account TEXT, since REAL, until REAL);
 CREATE TABLE IF NOT EXISTS spent
     (account TEXT PRIMARY KEY, tokens INTEGER, nanos INTEGER);
 """
@@ -39,6 +44,10 @@ class Ask:
     tokens: int
     nanos: int
     seconds: float
+    name: str = ""
+    """Of the request, the same each time that it asks, and of no other; without one, it never gets a place."""
+    since: float = math.inf
+    """When it asked first, by the ledger's clock."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ class Ledger:
     All processes of a run on a machine share the file: the limits hold for all of them together. A limit on a window
     holds as the server sees it, whenever in its time a request arrives: the request counts from its reservation until a
     whole window after its end. If a process is killed, its requests under way count as if they took all they might
-    have.
+    have. A request that has waited for a whole window holds a place, to which younger ones yield: a large one would
+    never find room among many small ones.
 
     >>> ledger = Ledger(":memory:", clock=lambda: 0.0)
     >>> first = ledger.take("small", Ask(tokens=10, nanos=0, seconds=5.0), Most(requests=1))
@@ -89,10 +99,12 @@ class Ledger:
         self._clock = clock  # of the machine: the same in all of its processes
         self._lock = threading.Lock()
         """Threads of a process take turns."""
-        self._database = sqlite3.connect(path, _LONGEST_LOCK_S, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = OFF")  # the file need not outlive the machine
-        self._database.executescript(_TABLES)
+        self._path = path
+        with self._explained():
+            self._database = sqlite3.connect(path, _LONGEST_LOCK_S, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = OFF")  # the file need not outlive the machine
+            self._database.executescript(_TABLES)
 
     @classmethod
     def of_run(cls) -> Ledger:
@@ -113,7 +125,14 @@ class Ledger:
             self._end_overdue(now, most.window_s)
             if (found := self._over_budget(account, ask, most)) is not None:
                 return found
+            self._run("DELETE FROM places WHERE until < ? OR name = ?", now, ask.name)
+            if self._has_older(account, ask):
+                return Wait(_LOOK_AGAIN_S)
             if (seconds := self._until_room(account, ask, most, now)) > 0:
+                if ask.name and now - ask.since > most.window_s:
+                    seconds = min(seconds, _HOLD_S)
+                    place = ask.name, account, ask.since, now + seconds + _PLACE_S
+                    self._run("INSERT INTO places VALUES (?, ?, ?, ?)", *place)
                 return Wait(seconds)
             ends = now + ask.seconds + _OVERDUE_S
             row = account, ends, ask.tokens, ask.nanos
@@ -150,14 +169,18 @@ class Ledger:
         is_full = any(spent + pending + asked > (limit or 0) for _, spent, pending, asked, limit in known)
         return Wait(_LOOK_AGAIN_S) if is_full else None
 
+    def _has_older(self, account: str, ask: Ask) -> bool:
+        """Return whether another request holds a place and has waited for longer than this one."""
+        asked = "SELECT 1 FROM places WHERE account = ? AND (since, name) < (?, ?) LIMIT 1"
+        return self._run(asked, account, ask.since, ask.name).fetchone() is not None
+
     def _until_room(self, account: str, ask: Ask, most: Most, now: float) -> float:
         """Return the seconds until the window has room, if no other request takes it; 0 if it has."""
         limits = math.inf if most.requests is None else most.requests, most.window_tokens or math.inf
         if limits == (math.inf, math.inf):
             return 0.0
         width = most.window_s / _SLOTS
-        first = (now - most.window_s) / width  # the slots up to here have left the window
-        self._run("DELETE FROM ended WHERE account = ? AND slot <= ?", account, first)
+        self._forget_ended(account, now, most.window_s)
         asked = "SELECT COUNT(*), IFNULL(SUM(tokens), 0) FROM under_way WHERE account = ?"
         requests, tokens = self._run(asked, account).fetchone()
         is_alone = not requests
@@ -176,6 +199,10 @@ class Ledger:
             return _LOOK_AGAIN_S
         return until if is_alone else min(until, _LOOK_AGAIN_S)
 
+    def _forget_ended(self, account: str, now: float, window_s: float) -> None:
+        first = (now - window_s) / (window_s / _SLOTS)  # the slots up to here have left the window
+        self._run("DELETE FROM ended WHERE account = ? AND slot <= ?", account, first)
+
     def _end_overdue(self, now: float, window_s: float) -> None:
         overdue = self._run("SELECT id, account, ends, tokens, nanos FROM under_way WHERE ends < ?", now).fetchall()
         for number, account, ends, tokens, nanos in overdue:
@@ -183,6 +210,7 @@ class Ledger:
 
     def _end(self, number: int, account: str, now: float, tokens: int, nanos: int, window_s: float) -> None:
         self._run("DELETE FROM under_way WHERE id = ?", number)
+        self._forget_ended(account, now, window_s)
         slot = math.ceil(now / (window_s / _SLOTS))
         self._run(
             "INSERT INTO ended VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE SET requests = requests + 1, "
@@ -207,14 +235,25 @@ class Ledger:
     @contextlib.contextmanager
     def _turn(self) -> Generator[None]:
         """Hold the file alone: what is read stays true until it is changed."""
-        with self._lock:
+        with self._explained(), self._lock:
             self._run("BEGIN IMMEDIATE")
             try:
                 yield
+                self._run("COMMIT")
             except BaseException:
-                self._run("ROLLBACK")
+                if self._database.in_transaction:  # SQLite has ended it itself after some errors
+                    self._run("ROLLBACK")
                 raise
-            self._run("COMMIT")
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        """Turn errors of the file into ``RemoteModelError``: to go on without it would mean to exceed limits."""
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:  # no room, locked for too long, or a number that is too large
+            raise RemoteModelError(
+                f"the limits of a run are kept in {self._path}, which can't be used: {error}"
+            ) from error
 
 
 _lock = threading.Lock()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from luminosity._shared.model_sizes import NODE_FOLDER_VARIABLE
 from luminosity.errors import BudgetReached, InvalidArgument, RemoteModelError
@@ -13,8 +15,11 @@ from luminosity.inference.handlers.http.usage import Prices, Usage
 
 __all__ = ["Claim", "Limiter", "RequestLimits", "use_run_budget"]
 
+_LOGGER = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4  # of most texts; a request that may be larger than the limit must be smaller by this measure
 _NANOS = 1_000_000_000
+_LARGEST_COST = 1_000_000_000  # as many billionths fit a column of the ledger
+_LARGEST_COUNT = 1_000_000_000_000_000
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,7 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_total_tokens", "max_cost"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidArgument(f"found {name}={value!r}, expected more than 0")
+            _check_limit(name, getattr(self, name), is_cost=name == "max_cost")
         if self.max_cost is not None and self.prices is None:
             raise InvalidArgument(
                 "found max_cost without prices", fix="pass what a million tokens cost: prices=(of_prompts, of_new)"
@@ -73,6 +76,17 @@ class RequestLimits:
             )
 
 
+def _check_limit(name: str, value: Any, is_cost: bool) -> None:
+    """Raise ``InvalidArgument`` unless a limit is None or a number above 0 that the ledger can hold."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float if is_cost else int):
+        raise InvalidArgument(f"found {name}={value!r}, expected {'a number' if is_cost else 'a whole number'}")
+    largest = _LARGEST_COST if is_cost else _LARGEST_COUNT
+    if not 0 < value <= largest:
+        raise InvalidArgument(f"found {name}={value!r}, expected more than 0, and at most {largest:,}")
+
+
 class Limiter:
     """Lets a request go when the limits have room for all that it may take. Any number of threads may use it."""
 
@@ -98,32 +112,46 @@ class Limiter:
             None if run_budget is None else int(run_budget * _NANOS),
         )
         self._ledger = Ledger.of_run() if names else None
+        self._has_warned = False
 
-    def claim(self, num_bytes: int, most_new: int, seconds: float) -> Claim | float:
+    def claim(
+        self, num_bytes: int, most_new: int, seconds: float, name: str = "", since: float = math.inf
+    ) -> Claim | float:
         """Reserve what a request may take, or return the seconds to wait before the next try.
+
+        ``name`` is of the request, which waits ``since`` a time of ``time.monotonic()``.
 
         A text has at most as many tokens as bytes, whatever the tokenizer, and the request's body holds more than the
         text. Raises ``BudgetReached`` if a budget has no room.
         """
-        if self._ledger is None:
-            return Claim(self, None, Usage(0, 0))
         usage = Usage(num_bytes, most_new)
-        found = self._ledger.take(self._account, self._ask(usage, seconds), self._most)
+        if self._ledger is None:
+            return Claim(self, None, usage)
+        found = self._ledger.take(self._account, self._ask(usage, seconds, name, since), self._most)
         if isinstance(found, Refused):
             raise self._reached(found)
         return found.seconds if isinstance(found, Wait) else Claim(self, found, usage)
 
     def settle(self, number: int | None, usage: Usage) -> None:
-        """End a reservation with what the request has taken."""
-        if self._ledger is not None and number is not None:
+        """End a reservation with what the request has taken. If it can't be ended, it counts in full, with a warning.
+
+        The answer that the request got is paid for, and must not be lost.
+        """
+        if self._ledger is None or number is None:
+            return
+        try:
             self._ledger.settle(number, usage.tokens, self._nanos(usage), self._limits.window_s)
+        except RemoteModelError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _LOGGER.warning("%s. Requests count as if they had taken all that they might have.", error)
 
     @property
     def prices(self) -> Prices | None:
         """The prices of tokens, if they are known."""
         return self._limits.prices
 
-    def _ask(self, usage: Usage, seconds: float) -> Ask:
+    def _ask(self, usage: Usage, seconds: float, name: str, since: float) -> Ask:
         tokens, most = usage.tokens, self._limits.tokens_per_minute
         if most is not None and tokens > most:
             likely = usage.prompt_tokens // _BYTES_PER_TOKEN + usage.new_tokens
@@ -133,7 +161,7 @@ class Limiter:
                     fix="pass a larger tokens_per_minute, a smaller max_tokens, or shorter prompts",
                 )
             tokens = most  # it goes alone
-        return Ask(tokens, self._nanos(usage), seconds)
+        return Ask(tokens, self._nanos(usage), seconds, name, since)
 
     def _nanos(self, usage: Usage) -> int:
         return 0 if self.prices is None else self.prices.nanos(usage)
@@ -159,12 +187,12 @@ class Claim:
     def __init__(self, limiter: Limiter, number: int | None, most: Usage) -> None:
         self._limiter = limiter
         self._number = number
-        self._most = most
+        self.most = most
         self._is_settled = False
 
     def took(self, usage: Usage | None) -> None:
         """Settle for what the server says it has counted; for all that was reserved if it says nothing."""
-        self._settle(self._most if usage is None else usage)
+        self._settle(self.most if usage is None else usage)
 
     def took_nothing(self) -> None:
         """Settle for a request that the server has not answered with anything that costs."""

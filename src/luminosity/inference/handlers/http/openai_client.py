@@ -175,7 +175,8 @@ class Chat(_OpenAIProtocol):
         """Return the limit of an answer's tokens that every request has; None if it has none."""
         sent = {**self._parameters, **arguments}
         found = next((sent[name] for name in _LIMITS if sent.get(name) is not None), None)
-        return found if isinstance(found, int) else None
+        is_limit = isinstance(found, int) and not isinstance(found, bool) and found > 0  # some servers: -1 for no limit
+        return found if is_limit else None
 
     def check_cache(self, arguments: dict[str, Any]) -> None:
         """Raise ``InvalidArgument`` if answers are sampled without a seed: each request may get another one."""
@@ -208,7 +209,7 @@ class Chat(_OpenAIProtocol):
             _check_complete(choice, text, response, checks_json=self._answer_format is None)
         if self._answer_format is not None:
             text = self._answer_format.unwrapped(text)
-        return Predictions([text], content.get("model"))
+        return Predictions([text], content.get("model"), may_pass=_reason(choice) in _BROKEN_OFF)
 
 
 def _only_choice(content: dict[str, Any], response: Response) -> dict[str, Any]:
@@ -228,6 +229,11 @@ def _only_choice(content: dict[str, Any], response: Response) -> dict[str, Any]:
     return choice
 
 
+def _reason(choice: Mapping[str, Any]) -> str:
+    """Return the server's word for why a text has ended, in lower case."""
+    return str(choice.get("finish_reason") or "stop").lower()
+
+
 def _check_complete(choice: Mapping[str, Any], text: Any, response: Response, checks_json: bool) -> None:
     """Raise ``IncompleteAnswer`` if the text of a choice is not the whole answer.
 
@@ -236,7 +242,7 @@ def _check_complete(choice: Mapping[str, Any], text: Any, response: Response, ch
     """
     message, reason = choice["message"], choice.get("finish_reason")
     came = f": {response.quoted(text, _SHOWN_TEXT)!r}" if isinstance(text, str) and text else ", without text"
-    word = str(reason or "stop").lower()
+    word = _reason(choice)
 
     def incomplete(found: str, fix: Fix | str, may_pass: bool = False) -> IncompleteAnswer:
         return IncompleteAnswer(f"{response.url} answered with {found}{came}", fix=fix, may_pass=may_pass)

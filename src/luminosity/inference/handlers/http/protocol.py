@@ -132,6 +132,8 @@ class Predictions:
 
     values: Block
     model_id: str | None = None
+    may_pass: bool = False
+    """Whether the server says that it broke off by its own fault: the same request may get more."""
 
 
 def to_json_bytes(value: Any) -> bytes:

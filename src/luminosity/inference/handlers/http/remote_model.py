@@ -7,13 +7,14 @@ import logging
 import math
 import random
 import time
+import uuid
 from typing import Any
 
 import numpy as np
 
 from luminosity.core import InferenceMetrics
 from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError
-from luminosity.inference.answer_cache import CacheSettings, open_cache
+from luminosity.inference.answer_cache import AnswerCache, CacheSettings, open_cache
 from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.handler import note
 from luminosity.inference.handlers.http.connection import Connection, exchange
@@ -50,7 +51,9 @@ class RemoteModel:
         self._breaker = CircuitBreaker(time.monotonic)
         self._random = random.Random()
         self._warn_after = 0.0
-        self._cache = None if cache is None else open_cache(cache)
+        self._cache_settings = cache
+        if cache is not None:
+            open_cache(cache)  # whether it can be used shows before the first request
         self._facts = protocol.load_facts(self.send)
         self._breaker = CircuitBreaker(time.monotonic)  # forget failures of requests that the protocol can do without
 
@@ -59,15 +62,16 @@ class RemoteModel:
 
         Those that the cache has are not asked for, and each one that comes is in the cache before it is returned.
         """
-        if self._cache is None:
+        if self._cache_settings is None:
             return self._read(self._ask(self._request(prepared, arguments), arguments), len(prepared))
+        cache = open_cache(self._cache_settings)
         requests = [self._request([each], arguments) for each in rows(prepared)]
         keys = list(map(self._digest, requests))
-        known = self._cache.get(keys)
+        if self._protocol.one_by_one:
+            return self._known_or_asked(cache, requests[0], arguments, keys[0])
+        known = cache.get(keys)
         if known:
             note(InferenceMetrics.CACHED_ANSWERS, sum(key in known for key in keys))
-        if self._protocol.one_by_one:
-            return self._known_or_asked(requests[0], arguments, keys[0], known.get(keys[0]))
         missing = [place for place, key in enumerate(keys) if key not in known]
         model_id = None
         if missing:
@@ -76,7 +80,7 @@ class RemoteModel:
             model_id = found.model_id
             vectors = [np.asarray(each, "<f4").tobytes() for each in rows(found.values)]
             new = dict(zip([keys[place] for place in missing], vectors, strict=True))
-            self._cache.put(new)
+            cache.put(new)
             known |= new
         lengths = sorted({len(known[key]) // 4 for key in keys})
         if len(lengths) > 1:
@@ -88,25 +92,40 @@ class RemoteModel:
         return Predictions(np.stack([np.frombuffer(known[key], "<f4") for key in keys]), model_id)
 
     def _known_or_asked(
-        self, request: Request, arguments: dict[str, Any], key: bytes, known: bytes | None
+        self, cache: AnswerCache, request: Request, arguments: dict[str, Any], key: bytes
     ) -> Predictions:
-        """Read the answer to one example, of the cache or of the server.
+        """Read the answer to one example, of the cache or of the server. Of equal examples, only one is asked.
 
         The cache has what the server sent: an answer that is cut or withheld was paid for, too, and would come again.
         """
-        assert self._cache is not None
-        if known is not None:
-            url = self._connection.address.shown(request.path)
-            return self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
-        response = self._ask(request, arguments)
-        try:
-            predictions = self._read(response, 1)
-        except IncompleteAnswer as error:
-            if not error.may_pass:
-                self._cache.put({key: response.body})
-            raise
-        self._cache.put({key: response.body})
-        return predictions
+        if found := self._known(cache, request, key):
+            return found
+        with cache.asking(key, self._connection.deadline):
+            if found := self._known(cache, request, key):
+                return found
+            response = self._ask(request, arguments)
+            try:
+                predictions = self._read(response, 1)
+            except IncompleteAnswer as error:
+                if not error.may_pass:
+                    cache.put({key: response.body})
+                raise
+            if not predictions.may_pass:
+                cache.put({key: response.body})
+            return predictions
+
+    def _known(self, cache: AnswerCache, request: Request, key: bytes) -> Predictions | None:
+        """Read the answer of the cache; None if it has none."""
+        known = cache.get([key]).get(key)
+        if known is None:
+            return None
+        url = self._connection.address.shown(request.path)
+        found = self._protocol.read(Response(200, {}, known, url, request=request), 1, self._facts)
+        if found.may_pass:
+            cache.remove([key])  # of a version that kept what the server broke off
+            return None
+        note(InferenceMetrics.CACHED_ANSWERS)
+        return found
 
     def _request(self, prepared: Block, arguments: dict[str, Any]) -> Request:
         return self._protocol.request(prepared, arguments, self._facts)
@@ -141,16 +160,17 @@ class RemoteModel:
         """
         ends, attempts, error = math.inf, 0, None
         num_bytes = len(request.body or b"") if self._protocol.counts_tokens else 0
+        name, since = uuid.uuid4().hex, time.monotonic()
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
                 self._breaker.check()
-                claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout)
+                claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout, name, since)
                 if isinstance(claim, Claim):
                     ends = min(ends, time.monotonic() + self._connection.deadline)
                     outcome = self._attempt(request, permit, ends, claim, is_again=attempts > 0)
                     if isinstance(outcome, Response):
                         return outcome
-                    attempts, error = attempts + 1, outcome
+                    attempts, error, since = attempts + 1, outcome, time.monotonic()
             if not isinstance(claim, Claim):
                 note(InferenceMetrics.LIMIT_WAIT, int(claim * 1e6))
                 ends += claim
@@ -215,10 +235,12 @@ class RemoteModel:
         try:
             usage = self._protocol.usage(response)
         except RemoteModelError:
-            return  # it can't be read, for which ``read`` has the words; the claim counts in full
+            usage = None  # it can't be read, for which ``read`` has the words
         claim.took(usage)
         if usage is not None:
             usage.note(self._limiter.prices)
+        elif (prices := self._limiter.prices) is not None:
+            note(InferenceMetrics.COST, prices.nanos(claim.most))  # as the budget counts it
 
     def _gave_up(self, error: RetryableError, attempts: int, began: float) -> RemoteModelError:
         wait = error.retry_after_s

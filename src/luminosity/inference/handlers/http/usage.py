@@ -59,7 +59,7 @@ class Usage:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 @dataclass(frozen=True)
