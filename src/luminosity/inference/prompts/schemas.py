@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -34,6 +35,7 @@ _NOTES = ("title", "description", "default", "examples", "$schema", "$id", "$com
 """Keywords that limit no value; only the description is kept, for the model."""
 _FORMATS = {"date": datetime.date, "date-time": datetime.datetime}
 _INT64 = 2**63
+_MOST_FLOAT = sys.float_info.max  # Python compares any int with it, but can't make a float of each
 _SHOWN = 80  # characters of a value in an error
 
 
@@ -254,7 +256,9 @@ def _fits_text(value: str, schema: Schema) -> bool:
 def _fits_number(value: Any, schema: Schema) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    if not math.isfinite(value) or (schema["type"] == "integer" and (value != int(value) or abs(value) >= _INT64)):
+    if not abs(value) < (_INT64 if schema["type"] == "integer" else _MOST_FLOAT):  # false for NaN, too
+        return False
+    if schema["type"] == "integer" and value != int(value):
         return False
     least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
@@ -270,12 +274,11 @@ def _dated(value: str, schema: Schema, path: str) -> Any:
         return value
     try:
         found = kind.fromisoformat(value.upper().replace("Z", "+00:00"))
-    except ValueError:
+        if isinstance(found, datetime.datetime):
+            zoned = found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
+            return zoned.astimezone(datetime.timezone.utc)  # may leave the years that there are
+    except (ValueError, OverflowError):
         raise ValueError(f"{path or 'the answer'}: found {value!r}, expected {words_for(schema)}") from None
-    if isinstance(found, datetime.datetime):
-        return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).astimezone(
-            datetime.timezone.utc
-        )
     return found
 
 
