@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from luminosity._shared.text import did_you_mean, shorten_repr
 from luminosity.errors import InvalidArgument
+from luminosity.inference.prompts.keywords import check_keywords, check_limits
 
 __all__ = ["Schema", "arrow_type", "checked", "closed", "nullable", "split_null", "words_for"]
 
@@ -50,6 +51,7 @@ def closed(schema: Any, path: str = "the answer", root: Any = None, inside: tupl
     if not isinstance(schema, Mapping):
         raise InvalidArgument(f"found the JSON schema {shorten_repr(schema, _SHOWN)} for {path}, expected an object")
     given = cast("dict[str, Any]", dict(schema))
+    check_keywords(given, path)
     root = given if root is None else root
     if "$ref" in given:
         name = str(given["$ref"])
@@ -105,7 +107,7 @@ def _closed_type(given: dict[str, Any], path: str, root: Any, inside: tuple[str,
         if "items" not in given:
             raise InvalidArgument(f"the JSON schema of {path} is an array without items, expected their schema")
         found["items"] = closed(given["items"], f"{path}[]", root, inside)
-    _check_pattern(found, path)
+    check_limits(found, path)
     return nullable(found) if may_be_null else found
 
 
@@ -165,16 +167,6 @@ def _choices(values: list[Any], kind: str, path: str) -> list[Any]:
 def _json_type(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return kinds.get(type(value), type(value).__name__)
-
-
-def _check_pattern(schema: Schema, path: str) -> None:
-    if schema.get("format", "date") not in _FORMATS:
-        raise InvalidArgument(f"found the format {schema['format']!r} of {path}, expected date or date-time")
-    if "pattern" in schema:
-        try:
-            re.compile(schema["pattern"])
-        except re.error as error:
-            raise InvalidArgument(f"found the pattern {schema['pattern']!r} of {path}: {error}") from None
 
 
 def nullable(schema: Schema) -> Schema:

@@ -81,7 +81,7 @@ def described(kind: Any, path: str = "the answer", inside: tuple[Any, ...] = ())
         return _literal(arguments, path)
     if origin in (typing.Union, types.UnionType):
         return _optional(arguments, path, inside)
-    if origin is list:
+    if origin is list and arguments:  # `typing.List` has none
         inner = described(arguments[0], f"{path}[]", inside)
         return Described({"type": "array", "items": inner.schema}, lambda value: [inner.build(each) for each in value])
     if isinstance(kind, type):
