@@ -250,6 +250,20 @@ class TestMistakes:
         with pytest.raises(InvalidArgument, match="found num_beams=2, expected 1 with an answer format"):
             Prompt(TextGenerator(path, generation_args={"num_beams": 2}), "{text}", returns=bool)
 
+    def test_several_beams_are_refused_wherever_they_are_set(self, path: str) -> None:
+        handler = TextGenerator(path, device="CPU", max_new_tokens=4)
+        prompt = Prompt(handler, "{text}", returns=bool)
+        with pytest.raises(InvalidArgument, match="found num_beams=2, expected 1 with an answer format"):
+            prompt.validate_inference_args({"num_beams": 2})
+        prompt.validate_inference_args({"num_beams": 1})
+        Prompt(handler, "{text}").validate_inference_args({"num_beams": 2})
+        model = prompt.load_model()
+        model.inner.generation_config.num_beams = 3
+        with pytest.raises(InvalidArgument, match="found num_beams=3, expected 1 with an answer format"):
+            prompt.run_inference([{"text": "x"}], model)
+        with pytest.raises(InvalidArgument, match="found return_dict_in_generate=True, expected False"):
+            TextGenerator(path, generation_args={"return_dict_in_generate": True})
+
     def test_tokenizers_of_whole_words(self, tmp_path: Path) -> None:
         from tests.inference.texts import MINILM
 
