@@ -52,7 +52,7 @@ class AnswerMatcher:
         Such a token comes when something else ends the answer, such as a stop string, and padding follows.
         """
         if not self.stopped:
-            self._is_broken = not self._matcher.consume_token(token)
+            self._is_broken = self._matcher.try_consume_tokens([token]) != 1  # `consume_token` prints a warning
 
     @property
     def stopped(self) -> bool:
