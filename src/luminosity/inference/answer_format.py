@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
-__all__ = ["AnswerFormat", "FormatsAnswers"]
+__all__ = ["AnswerFormat", "FormatsAnswers", "without_fence", "without_thoughts"]
 
 _WRAPPER = "answer"  # the name of the property with the answer, if it is no object
+_THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL)
+_FENCE = re.compile(r"\A```\w*\s*\n(.*?)\n?\s*```\Z", re.DOTALL)
 
 HandlerT_co = TypeVar("HandlerT_co", covariant=True)
 
@@ -78,7 +81,7 @@ class AnswerFormat:
         if self._is_object:
             return text
         try:
-            found: Any = json.loads(text)
+            found: Any = json.loads(without_fence(without_thoughts(text)))
         except (ValueError, RecursionError):
             return text
         if not isinstance(found, dict) or list(cast("dict[str, Any]", found)) != [_WRAPPER]:
@@ -107,6 +110,21 @@ class AnswerFormat:
     def choices(self) -> tuple[str, ...]:
         """The texts, one of which is the answer; only for this kind."""
         return tuple(json.loads(self.text))
+
+
+def without_thoughts(text: str) -> str:
+    """Return what a model wrote behind its thoughts, without spaces around it.
+
+    >>> without_thoughts("<think>Is it?</think> Yes. ")
+    'Yes.'
+    """
+    return _THOUGHTS.sub("", text).strip()
+
+
+def without_fence(text: str) -> str:
+    """Return what stands in a fence of Markdown, if the whole text is one."""
+    fenced = _FENCE.match(text)
+    return fenced[1].strip() if fenced else text
 
 
 def _is_strict(schema: Any) -> bool:

@@ -20,7 +20,7 @@ from luminosity.core import InferenceMetrics
 from luminosity.errors import IncompleteAnswer, InvalidArgument, MissingExtra
 from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.continuous import ContinuousModel
-from luminosity.inference.handler import noting
+from luminosity.inference.handler import PartlyFailed, noting
 from luminosity.inference.handlers.text.answer_masks import AnswerMasks, masks_of
 from luminosity.inference.prompts.answers import AnswerType
 from tests.both_runners import Pipelines
@@ -137,6 +137,23 @@ def test_an_answer_that_is_cut_fails_alone_and_says_so(path: str) -> None:
     assert model is not None
 
 
+def test_an_answer_that_a_stop_string_ends_fails_alone(path: str) -> None:
+    """The rows that it ended are padded while others go on; padding is in no answer."""
+    torch = pytest.importorskip("torch")
+    arguments = {**SAMPLED, "temperature": 10.0, "stop_strings": ["b"]}
+    handler = TextGenerator(path, device="CPU", max_new_tokens=40, generation_args=arguments)
+    limited = handler.with_answer_format(AnswerFormat.of_regex("[ab]{3}"))
+    torch.manual_seed(0)
+    batch = limited.collate(limited.prepare(["x"] * 32))
+    found = limited.collect(limited.predict(limited.load_model(), batch))
+
+    assert isinstance(found, PartlyFailed)
+    texts = [found.values[place] for place in range(32) if place not in found.errors]
+    assert "aaa" in texts
+    assert all("b" not in text[:2] and len(text) == 3 for text in texts)
+    assert all(isinstance(error, IncompleteAnswer) for error in found.errors.values())
+
+
 def test_a_prompt_imports_no_model_before_it_runs() -> None:
     script = (
         "import sys; from luminosity import Prompt, TextGenerator; "
@@ -211,8 +228,10 @@ def test_a_mask_allows_what_the_format_allows(path: str) -> None:
     for token in rest:
         matcher.accept(token)
     assert (matcher.complete, matcher.stopped) == (True, True)
-    with pytest.raises(InvalidArgument, match="found the token"):
-        masks.matcher().accept(tokenizer("x")["input_ids"][0])
+    broken = masks.matcher()
+    for token in (tokenizer("x")["input_ids"][0], first, *rest):
+        broken.accept(token)
+    assert (broken.complete, broken.stopped) == (False, True)
 
 
 class TestMistakes:
@@ -230,6 +249,20 @@ class TestMistakes:
             Prompt(handler, "{text}", returns=re.compile("(?=a)a"))
         with pytest.raises(InvalidArgument, match="found num_beams=2, expected 1 with an answer format"):
             Prompt(TextGenerator(path, generation_args={"num_beams": 2}), "{text}", returns=bool)
+
+    def test_several_beams_are_refused_wherever_they_are_set(self, path: str) -> None:
+        handler = TextGenerator(path, device="CPU", max_new_tokens=4)
+        prompt = Prompt(handler, "{text}", returns=bool)
+        with pytest.raises(InvalidArgument, match="found num_beams=2, expected 1 with an answer format"):
+            prompt.validate_inference_args({"num_beams": 2})
+        prompt.validate_inference_args({"num_beams": 1})
+        Prompt(handler, "{text}").validate_inference_args({"num_beams": 2})
+        model = prompt.load_model()
+        model.inner.generation_config.num_beams = 3
+        with pytest.raises(InvalidArgument, match="found num_beams=3, expected 1 with an answer format"):
+            prompt.run_inference([{"text": "x"}], model)
+        with pytest.raises(InvalidArgument, match="found return_dict_in_generate=True, expected False"):
+            TextGenerator(path, generation_args={"return_dict_in_generate": True})
 
     def test_tokenizers_of_whole_words(self, tmp_path: Path) -> None:
         from tests.inference.texts import MINILM

@@ -11,6 +11,7 @@ import re
 import typing
 from typing import Annotated, Any, Literal, NewType, Optional, Union
 
+import annotated_types
 import pyarrow as pa
 import pydantic
 import pytest
@@ -103,6 +104,13 @@ Stars = NewType("Stars", int)
         (Typed, '{"stars": 3}', {"stars": 3, "why": None}, pa.struct([("stars", pa.int64()), ("why", pa.string())])),
         ({"enum": ["a", None]}, '"a"', "a", pa.string()),
         ({"const": 3}, "3", 3, pa.int64()),
+        (float, "1" + "0" * 30, 1e30, pa.float64()),
+        (Literal["good", "bad"] | None, "Good.", "good", pa.string()),
+        (Literal["good", "bad"] | None, "null", None, pa.string()),
+        (str | None, "42", "42", pa.string()),
+        (str | None, '"42"', "42", pa.string()),
+        (Annotated[str, pydantic.Field(max_length=10)], "42", "42", pa.string()),
+        (Literal["+", "*"], '"*"', "*", pa.string()),
     ],
 )
 def test_texts_become_values(returns: Any, text: str, value: Any, column: pa.DataType) -> None:
@@ -151,6 +159,16 @@ def test_what_stands_around_an_answer_does_no_harm(text: str) -> None:
         (int, "NaN", "NaN is not JSON"),
         (int, "true", "found True, expected an integer"),
         (int, str(2**63), "expected an integer"),
+        (int, "1" + "0" * 400, "expected an integer"),
+        (float, "-1" + "0" * 400, "expected a number"),
+        (Annotated[int, annotated_types.Gt(0)], "0", "found 0, expected an integer of more than 0"),
+        (Annotated[int, annotated_types.Lt(0)], "0", "expected an integer of less than 0"),
+        (Annotated[int, annotated_types.Le(0)], "1", "expected an integer of at most 0"),
+        (Annotated[list[int], annotated_types.MaxLen(0)], "[1]", "expected a JSON list of at most 0 items"),
+        (datetime.datetime, '"9999-12-31T23:59:59-05:00"', "found '9999-12-31T.*, expected a text of the format date"),
+        (str, "a \ud800", "found half of a character"),
+        (list[Typed], r'[{"stars": 3, "why": "\ud83d"}]', "found half of a character"),
+        (Literal["+", "*"], "...", "found another text"),
         (float, "1e999", "found inf, expected a number"),
         (Literal["a", "b"], "a or b", "found another text, expected exactly one of a, b"),
         (Literal["a", "A"], "'a'.", "found another text"),
@@ -209,6 +227,26 @@ def test_texts_that_are_no_answer(returns: Any, text: str, message: str) -> None
         ({"type": "string", "pattern": "["}, r"found the pattern '\[' of the answer: unterminated"),
         ({"type": "string", "format": "email"}, "found the format 'email' of the answer, expected date or date-time"),
         ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "requires 'b', which is no"),
+        ({"type": "object", "properties": ["a"]}, r"found 'properties': \['a'\] in the JSON schema of the answer, exp"),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": "a"}, "expected a list of names"),
+        ({"type": "string", "enum": "abc"}, "found 'enum': 'abc' .*, expected a list of values"),
+        ({"type": "string", "enum": None}, "found 'enum': None"),
+        ({"type": {"a": 1}}, "found 'type': .*, expected the name of a type, or a list of them"),
+        ({"type": ["integer", {}]}, "found 'type'"),
+        ({"anyOf": "abc"}, "found 'anyOf': 'abc' .*, expected a list of schemas"),
+        ({"anyOf": ["integer"]}, "expected a list of schemas"),
+        ({"allOf": [3]}, "expected a list of schemas"),
+        ({"type": "integer", "minimum": "1"}, "found 'minimum': '1' .*, expected a number"),
+        ({"type": "integer", "minimum": True}, "found 'minimum': True"),
+        ({"type": "number", "maximum": float("inf")}, "found 'maximum': inf"),
+        ({"type": "string", "minLength": "2"}, "expected a whole number of at least 0"),
+        ({"type": "integer", "multipleOf": 0}, "found 'multipleOf': 0 .*, expected a number above 0"),
+        ({"type": "string", "pattern": 3}, "found 'pattern': 3 .*, expected a text"),
+        ({"type": "integer", "minimum": 5, "maximum": 1}, "found minimum 5 and maximum 1 for the answer, which no val"),
+        ({"type": "integer", "minimum": 5, "exclusiveMaximum": 5}, "found minimum 5 and exclusiveMaximum 5"),
+        ({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 1}}, r"for the answer\[\], which"),
+        ({"type": "string", "format": "date", "enum": ["2024-02-29"]}, "found a format and an enum for the answer"),
+        (typing.List, "say of what"),  # noqa: UP006
         ({"type": "integer", "not": {"const": 3}}, "found 'not' in the JSON schema of the answer"),
     ],
 )
@@ -241,6 +279,18 @@ def test_what_servers_are_asked_for() -> None:
     assert not AnswerFormat.of_json_schema({"type": "object"}).response_format()["json_schema"]["strict"]
     number = AnswerFormat.of_json_schema({"type": "integer"})
     assert [number.unwrapped(text) for text in ('{"answer": 3}', "3", "three")] == ["3", "3", "three"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['<think>{"answer": "bad"}?</think>\n{"answer": "good"}', '```json\n{"answer": "good"}\n```', '{"answer": "good"}'],
+)
+def test_an_answer_of_a_server_is_found_behind_thoughts_and_in_a_fence(text: str) -> None:
+    answers = AnswerType(Literal["good", "bad"])
+    assert answers.format is not None
+
+    assert answers.parse(answers.format.unwrapped(text)) == "good"
+    assert answers.format.unwrapped("<think>hm</think> good") == "<think>hm</think> good", "it has no wrapper"
 
 
 def test_types_by_name(tmp_path: Any) -> None:

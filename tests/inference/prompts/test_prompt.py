@@ -6,11 +6,13 @@ import dataclasses
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
 import pytest
+from apache_beam.ml.inference.base import KeyedModelHandler, MaybeKeyedModelHandler
 from apache_beam.ml.inference.base import RunInference as BeamRunInference
 from apache_beam.testing.util import assert_that, equal_to
 
@@ -18,6 +20,7 @@ from luminosity import Column, Enrich, Handler, HttpModelHandler, Prompt, RunInf
 from luminosity.core import InferenceMetrics
 from luminosity.errors import AnswerError, EndpointError, IncompleteAnswer, InvalidArgument, InvalidType
 from luminosity.inference.handler import noting
+from luminosity.inference.prompts import asking
 from luminosity.inference.prompts.asking import Answered, KnownAnswers
 from tests.both_runners import Pipelines, counters
 from tests.both_runners import pipelines as pipelines
@@ -109,6 +112,19 @@ class TestAnswers:
     def test_other_servers_than_those_that_know_the_format_may_answer_as_they_like(self) -> None:
         with serving(lambda seen: said(' "Good."\n')) as server:
             assert asked(Prompt(talker(server), "{text}", returns=Mood), {"text": "x"}) == ["good"]
+
+    def test_half_a_character_is_asked_for_again_and_fails_its_row_alone(self) -> None:
+        def reply(messages: list[dict[str, str]]) -> str:
+            return "fine" if messages[0]["content"] == "x" else "half \ud83d"
+
+        with serving(lambda seen: said(reply(seen.json["messages"]))) as server:
+            prompt = Prompt(talker(server), "{text}")
+            [good, bad] = prompt.predict(prompt.load_model(), prompt.prepare([{"text": "x"}, {"text": "y"}]))
+
+        assert (good.value, good.error) == ("fine", None)
+        assert isinstance(bad.error, AnswerError)
+        assert "found half of a character" in str(bad.error)
+        assert len(server.seen) == 3
 
     def test_texts_need_no_format(self) -> None:
         with serving(lambda seen: said("  Hello there. ")) as server:
@@ -268,6 +284,45 @@ class TestRepeatedPrompts:
 
         assert sorted(([each.value for each in answers] for answers in found), key=len) == [["slow"], ["own", "slow"]]
 
+    def test_a_thread_that_takes_long_is_waited_for_while_it_lives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(asking, "_WAIT_S", 0.01)
+        known, began, may_end, asks = KnownAnswers(), threading.Event(), threading.Event(), list[str]()
+
+        def ask(name: str) -> Callable[[list[int]], list[Answered]]:
+            def ask(places: list[int]) -> list[Answered]:
+                asks.append(name)
+                began.set()
+                assert name == "second" or may_end.wait(60)
+                return [Answered(name, size=4)] * len(places)
+
+            return ask
+
+        first = threading.Thread(target=known.answers, args=([b"a"], ask("first")))
+        first.start()
+        assert began.wait(60)
+        timer = threading.Timer(0.1, may_end.set)
+        timer.start()
+        [waited] = known.answers([b"a"], ask("second"))
+        first.join(60)
+        timer.join(60)
+
+        assert (waited.value, asks) == ("first", ["first"])
+
+    def test_an_answer_that_comes_too_late_is_not_counted_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(asking, "_WAIT_S", 0)
+        known = KnownAnswers(most=10, most_characters=10)
+
+        def slow(places: list[int]) -> list[Answered]:
+            other = threading.Thread(target=known.answers, args=([b"a"], lambda _: [Answered("other", size=6)]))
+            other.start()
+            other.join(60)
+            return [Answered("slow", size=6)]
+
+        known.answers([b"a"], slow)
+        [again] = known.answers([b"a"], lambda places: [Answered("asked again")])
+
+        assert again.value == "other", "12 characters would not have been kept"
+
     def test_a_prompt_whose_request_failed_is_asked_again(self) -> None:
         known = KnownAnswers()
 
@@ -343,6 +398,14 @@ class TestMistakes:
     def test_arguments(self, arguments: dict[str, Any], message: str) -> None:
         with pytest.raises((ValueError, OSError), match=message):
             Prompt(NO_SERVER, "{text}", returns=Mood, **arguments)
+
+    def test_handlers_with_functions_or_keys(self) -> None:
+        for handler in (NO_SERVER.with_preprocess_fn(str), NO_SERVER.with_postprocess_fn(str)):
+            with pytest.raises(InvalidArgument, match=r"HttpModelHandler has functions .*with_preprocess_fn or .* Pro"):
+                Prompt(handler, "{text}", returns=Mood)
+        for keyed in (KeyedModelHandler(NO_SERVER), MaybeKeyedModelHandler(NO_SERVER).with_preprocess_fn(str)):
+            with pytest.raises(InvalidArgument, match=r"with keys, .*; put the KeyedModelHandler around the Prompt"):
+                Prompt(keyed, "{text}", returns=Mood)
 
     def test_handlers_that_answer_no_texts(self) -> None:
         class Numbers(Handler[Any, int, None]):

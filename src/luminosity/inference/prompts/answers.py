@@ -14,15 +14,14 @@ from typing import Any, NoReturn, cast
 import pyarrow as pa
 
 from luminosity.errors import InvalidArgument
-from luminosity.inference.answer_format import AnswerFormat
+from luminosity.inference.answer_format import AnswerFormat, without_fence, without_thoughts
 from luminosity.inference.prompts.schemas import Schema, arrow_type, checked, closed, split_null, words_for
 from luminosity.inference.prompts.types import Described, described
 
 __all__ = ["AnswerType"]
 
-_THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL)
-_FENCE = re.compile(r"\A```\w*\s*\n(.*?)\n?\s*```\Z", re.DOTALL)
-_AROUND = " \t\r\n\"'`*."  # what models write around a word
+_QUOTES = " \t\r\n\"'"
+_AROUND = f"{_QUOTES}`*."  # what models write around a word
 _YES_OR_NO = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -102,8 +101,9 @@ class AnswerType:
 
         A model that is not limited to the format may write spaces, quotes or a fence of Markdown around its answer.
         """
-        text = _THOUGHTS.sub("", text).strip()
-        found = self._read(text)
+        found = self._read(without_thoughts(text))
+        if not _is_utf8(found):
+            raise ValueError("found half of a character, which no text in UTF-8 can hold")
         try:
             self.typed(found)  # the user's class may refuse it
         except Exception as error:
@@ -154,17 +154,28 @@ def _choice(text: str, choices: tuple[str, ...]) -> str:
     """Return the choice that a text is, whatever stands around it and however its letters are written."""
     if text in choices:
         return text
-    bare = text.strip(_AROUND).casefold()
-    found = [each for each in choices if each.strip(_AROUND).casefold() == bare]
-    if len(found) != 1:
-        raise ValueError(f"found another text, expected exactly one of {', '.join(choices)}")
-    return found[0]
+    for around in (_QUOTES, _AROUND):  # a choice may consist of what stands around others: "*"
+        bare = text.strip(around).casefold()
+        found = [each for each in choices if bare and each.strip(around).casefold() == bare]
+        if len(found) == 1:
+            return found[0]
+    raise ValueError(f"found another text, expected exactly one of {', '.join(choices)}")
+
+
+def _is_utf8(value: Any) -> bool:
+    """Return whether UTF-8 can hold all texts in a plain value."""
+    if isinstance(value, list):
+        return all(map(_is_utf8, cast("list[Any]", value)))
+    if isinstance(value, dict):
+        return all(map(_is_utf8, cast("dict[str, Any]", value).values()))
+    return not isinstance(value, str) or value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _json_value(text: str, schema: Schema) -> Any:
-    fenced = _FENCE.match(text)
-    text = fenced[1].strip() if fenced else text
+    text = without_fence(text)
     kind = schema["type"]
+    if kind == "string":
+        return _text_value(text, schema)
     bare = text.strip(_AROUND).casefold()
     if kind == "boolean" and bare in _YES_OR_NO:
         return _YES_OR_NO[bare]
@@ -172,8 +183,6 @@ def _json_value(text: str, schema: Schema) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
-    if kind == "string":
-        return text  # without its quotes
     start = text.find("{" if kind == "object" else "[") if kind in ("object", "array") else -1
     if start > 0:
         try:
@@ -181,6 +190,22 @@ def _json_value(text: str, schema: Schema) -> Any:
         except (ValueError, RecursionError):
             pass  # the first reason says more
     raise ValueError(f"found a text that is not JSON ({reason}), expected {words_for(schema)}")
+
+
+def _text_value(text: str, schema: Schema) -> str | None:
+    """Return the text, or null, that a model wrote as JSON, or without its quotes."""
+    found = _decoded(text)
+    if found is None:
+        return None
+    found = found if isinstance(found, str) else text
+    return _choice(found, tuple(schema["enum"])) if "enum" in schema else found
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _refuse_constant(name: str) -> NoReturn:

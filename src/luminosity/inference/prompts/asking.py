@@ -24,7 +24,8 @@ __all__ = ["Answered", "Asking", "KnownAnswers", "is_sampled"]
 _SHOWN_TEXT = 1000  # characters of an answer in its error: enough to see what the model did
 _MOST_ANSWERS = 100_000  # that are remembered; with the limit below, a few hundred MB at most
 _MOST_CHARACTERS = 64_000_000  # of all remembered answers
-_LONGEST_WAIT_S = 300.0  # for another thread's answer to an equal prompt; then ask again: that thread may hang
+_WAIT_S = 60.0  # for another thread's answer to an equal prompt, before looking whether that thread still lives
+_MOST_WAITS = 60  # then ask again: that thread may hang
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Asking:
     def _read(self, text: str) -> Answered | _Unreadable:
         try:
             return Answered(self.answers.parse(text), size=len(text))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             return _Unreadable(text, str(error))
 
     def _texts(self, chats: Sequence[Messages], prepared: Block | None) -> list[str | Exception]:
@@ -131,10 +132,10 @@ class _Unreadable:
 
 def _complaint(unreadable: Any) -> Messages:
     """Return the messages that ask again, with the text that came and the reason why it is no answer."""
-    return [
-        {"role": "assistant", "content": unreadable.text},
-        {"role": "user", "content": f"This is not a valid answer: {unreadable.reason}. Answer again, correctly."},
-    ]
+    asking = f"This is not a valid answer: {unreadable.reason}. Answer again, correctly."
+    said = [("assistant", unreadable.text), ("user", asking)]
+    # What UTF-8 can't hold can be in no prompt.
+    return [{"role": role, "content": text.encode("utf-8", "replace").decode()} for role, text in said]
 
 
 def _one(prepared: Block, place: int) -> Block:
@@ -179,7 +180,7 @@ class KnownAnswers:
             asked += len(mine)
             found |= self._ask(mine, [first[key] for key in mine], ask)
             for key, entry in others.items():
-                if not entry.settled.wait(_LONGEST_WAIT_S):
+                if not entry.wait():
                     self._forget({key: entry})
                 elif entry.answered is not None:
                     found[key] = entry.answered
@@ -209,7 +210,9 @@ class KnownAnswers:
             with self._lock:
                 for key, entry in mine.items():
                     entry.answered = found[key]
-                    self._characters += found[key].size
+                    # A thread that waited too long may have forgotten the entry, and may ask itself.
+                    if self._entries.setdefault(key, entry) is entry:
+                        self._characters += found[key].size
                 self._shrink()
             return found
         except BaseException:
@@ -240,3 +243,13 @@ class KnownAnswers:
 class _Entry:
     settled: threading.Event = field(default_factory=threading.Event)
     answered: Answered | None = None
+    owner: threading.Thread = field(default_factory=threading.current_thread)
+
+    def wait(self) -> bool:
+        """Wait until the thread that asks has an answer or has failed; return False if it seems to hang."""
+        for _ in range(_MOST_WAITS):
+            if self.settled.wait(_WAIT_S):
+                return True
+            if not self.owner.is_alive():
+                break
+        return self.settled.is_set()

@@ -12,10 +12,10 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+from apache_beam.ml.inference.base import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler, PredictionResult
 
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.adapting.adapt import adapt, check_handler
+from luminosity.inference.adapting.adapt import adapt, check_handler, without_functions
 from luminosity.inference.adapting.wrapping import WrappedHandler
 from luminosity.inference.answer_format import FormatsAnswers
 from luminosity.inference.blocks import Block, rows, take
@@ -85,6 +85,7 @@ class Prompt(WrappedHandler):
         explain: bool | None = None,
     ) -> None:
         check_handler(handler)
+        _check_takes_chats(handler)
         if retries < 0:
             raise InvalidArgument(f"found retries={retries}, expected 0 or more")
         if nulls not in ("fail", "keep"):
@@ -259,6 +260,21 @@ class Prompt(WrappedHandler):
                 f"{', '.join(self.columns)}: a dict, a Beam Row, a named tuple or a dataclass"
             )
         return self.columns[0]
+
+
+def _check_takes_chats(handler: ModelHandler[Any, Any, Any]) -> None:
+    """Raise if the handler has settings without a meaning for the chats of a prompt."""
+    if isinstance(without_functions(handler), KeyedModelHandler | MaybeKeyedModelHandler):
+        raise InvalidArgument(
+            "found a handler of examples with keys, but the chats of a Prompt have none",
+            fix="put the KeyedModelHandler around the Prompt",
+        )
+    if list(handler.get_preprocess_fns()) or list(handler.get_postprocess_fns()):
+        raise InvalidArgument(
+            f"{type(without_functions(handler)).__name__} has functions before or after it (with_preprocess_fn, "
+            "with_postprocess_fn), which a Prompt can't run",
+            fix="call with_preprocess_fn or with_postprocess_fn of the Prompt",
+        )
 
 
 def _row_of(example: Any) -> Mapping[str, Any] | None:

@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from luminosity._shared.text import did_you_mean, shorten_repr
 from luminosity.errors import InvalidArgument
+from luminosity.inference.prompts.keywords import check_keywords, check_limits
 
 __all__ = ["Schema", "arrow_type", "checked", "closed", "nullable", "split_null", "words_for"]
 
@@ -34,6 +36,7 @@ _NOTES = ("title", "description", "default", "examples", "$schema", "$id", "$com
 """Keywords that limit no value; only the description is kept, for the model."""
 _FORMATS = {"date": datetime.date, "date-time": datetime.datetime}
 _INT64 = 2**63
+_MOST_FLOAT = sys.float_info.max  # Python compares any int with it, but can't make a float of each
 _SHOWN = 80  # characters of a value in an error
 
 
@@ -48,6 +51,7 @@ def closed(schema: Any, path: str = "the answer", root: Any = None, inside: tupl
     if not isinstance(schema, Mapping):
         raise InvalidArgument(f"found the JSON schema {shorten_repr(schema, _SHOWN)} for {path}, expected an object")
     given = cast("dict[str, Any]", dict(schema))
+    check_keywords(given, path)
     root = given if root is None else root
     if "$ref" in given:
         name = str(given["$ref"])
@@ -103,7 +107,7 @@ def _closed_type(given: dict[str, Any], path: str, root: Any, inside: tuple[str,
         if "items" not in given:
             raise InvalidArgument(f"the JSON schema of {path} is an array without items, expected their schema")
         found["items"] = closed(given["items"], f"{path}[]", root, inside)
-    _check_pattern(found, path)
+    check_limits(found, path)
     return nullable(found) if may_be_null else found
 
 
@@ -163,16 +167,6 @@ def _choices(values: list[Any], kind: str, path: str) -> list[Any]:
 def _json_type(value: Any) -> str:
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
     return kinds.get(type(value), type(value).__name__)
-
-
-def _check_pattern(schema: Schema, path: str) -> None:
-    if schema.get("format", "date") not in _FORMATS:
-        raise InvalidArgument(f"found the format {schema['format']!r} of {path}, expected date or date-time")
-    if "pattern" in schema:
-        try:
-            re.compile(schema["pattern"])
-        except re.error as error:
-            raise InvalidArgument(f"found the pattern {schema['pattern']!r} of {path}: {error}") from None
 
 
 def nullable(schema: Schema) -> Schema:
@@ -254,7 +248,9 @@ def _fits_text(value: str, schema: Schema) -> bool:
 def _fits_number(value: Any, schema: Schema) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    if not math.isfinite(value) or (schema["type"] == "integer" and (value != int(value) or abs(value) >= _INT64)):
+    if not abs(value) < (_INT64 if schema["type"] == "integer" else _MOST_FLOAT):  # false for NaN, too
+        return False
+    if schema["type"] == "integer" and value != int(value):
         return False
     least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
@@ -270,12 +266,11 @@ def _dated(value: str, schema: Schema, path: str) -> Any:
         return value
     try:
         found = kind.fromisoformat(value.upper().replace("Z", "+00:00"))
-    except ValueError:
+        if isinstance(found, datetime.datetime):
+            zoned = found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)
+            return zoned.astimezone(datetime.timezone.utc)  # may leave the years that there are
+    except (ValueError, OverflowError):
         raise ValueError(f"{path or 'the answer'}: found {value!r}, expected {words_for(schema)}") from None
-    if isinstance(found, datetime.datetime):
-        return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).astimezone(
-            datetime.timezone.utc
-        )
     return found
 
 

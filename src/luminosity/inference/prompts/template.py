@@ -6,10 +6,12 @@ import datetime
 import decimal
 import json
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 
 from luminosity._shared.text import did_you_mean, list_some, shorten_repr
@@ -56,7 +58,7 @@ class _Text:
 
     def filled(self, row: Mapping[str, Any]) -> str:
         """Return the text with the values of a row. They are put in once: braces in a value mean nothing."""
-        values = [_text_of(name, row[name]) for name in self.columns]
+        values = [_in_utf8(name, _text_of(name, row[name])) for name in self.columns]
         return "".join(part for pair in zip(self.literals, [*values, ""], strict=True) for part in pair)
 
 
@@ -146,13 +148,27 @@ def _text_of(name: str, value: Any) -> str:
         raise InvalidType(f"found bytes in the column {name!r}, expected a text", fix="decode them first")
     if isinstance(value, bool | list | tuple | Mapping):
         return json.dumps(value, ensure_ascii=False, default=_plain)
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+    if isinstance(value, int | float | np.generic):
+        return str(value)
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
+
+
+def _in_utf8(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidType(
+            f"found {text[error.start]!r} in the column {name!r}, half of a character, which no text in UTF-8 can hold",
+            fix="decode the text with errors='replace'",
+        ) from None
+    return text
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | datetime.timedelta):
+    if isinstance(value, decimal.Decimal | datetime.timedelta | uuid.UUID):
         return str(value)
     item = getattr(value, "tolist", None)  # of numpy
     if item is None:

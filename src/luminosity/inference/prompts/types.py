@@ -81,7 +81,7 @@ def described(kind: Any, path: str = "the answer", inside: tuple[Any, ...] = ())
         return _literal(arguments, path)
     if origin in (typing.Union, types.UnionType):
         return _optional(arguments, path, inside)
-    if origin is list:
+    if origin is list and arguments:  # `typing.List` has none
         inner = described(arguments[0], f"{path}[]", inside)
         return Described({"type": "array", "items": inner.schema}, lambda value: [inner.build(each) for each in value])
     if isinstance(kind, type):
@@ -216,7 +216,9 @@ def _bounds_of(bound: Any, kind: str, path: str) -> Schema:
         )
     if kind == "array":
         named = {name.replace("Length", "Items"): value for name, value in named.items()}
-    return {name: getattr(value, "pattern", value) for name, value in named.items() if value != 0 or "min" in name}
+    # `Len(0, 5)` has a least length, too, which limits nothing.
+    is_bound = {name: not (name in ("minLength", "minItems") and value == 0) for name, value in named.items()}
+    return {name: getattr(value, "pattern", value) for name, value in named.items() if is_bound[name]}
 
 
 _FIXES = {

@@ -40,25 +40,29 @@ class AnswerMatcher:
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
+        self._is_broken = False
 
     def fill(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next in one row of a mask, in place. The row is contiguous."""
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
     def accept(self, token: int) -> None:
-        """Go on to the state after this token. Raises ``InvalidArgument`` for one that the format does not allow."""
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
-            raise InvalidArgument(f"found the token {token} in an answer: {self._matcher.get_error()}")
+        """Go on to the state after this token. One that the format does not allow ends the answer: it is incomplete.
+
+        Such a token comes when something else ends the answer, such as a stop string, and padding follows.
+        """
+        if not self.stopped:
+            self._is_broken = self._matcher.try_consume_tokens([token]) != 1  # `consume_token` prints a warning
 
     @property
     def stopped(self) -> bool:
         """Whether the answer has ended: no other token can follow."""
-        return self._matcher.is_stopped()
+        return self._is_broken or self._matcher.is_stopped()
 
     @property
     def complete(self) -> bool:
         """Whether the tokens so far are a whole answer."""
-        return self._matcher.is_accepting() and not self._matcher.is_error()
+        return not self._is_broken and self._matcher.is_accepting() and not self._matcher.is_error()
 
 
 class AnswerMasks:

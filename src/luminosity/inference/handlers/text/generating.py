@@ -46,10 +46,12 @@ class GeneratingHandler(TextHandler[ExampleT]):
         self.validate_inference_args(self._generation_args)
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
-        """Raise if more than one sequence per example is requested."""
+        """Raise if more than one sequence per example is requested, or more than its tokens."""
         count = (inference_args or {}).get("num_return_sequences", 1)
         if count != 1:
             raise InvalidArgument(f"found num_return_sequences={count}, expected 1: each example has one prediction")
+        if (inference_args or {}).get("return_dict_in_generate"):
+            raise InvalidArgument("found return_dict_in_generate=True, expected False: a prediction is a text")
 
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
         """Return the number of tokens of each text plus ``max_new_tokens``."""

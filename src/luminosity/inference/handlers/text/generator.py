@@ -119,13 +119,19 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         Raises ``InvalidArgument`` for a format that can't be enforced, and ``MissingExtra`` without llguidance.
         """
         check_answer_format(answer_format)
-        if self._generation_args.get("num_beams", 1) != 1:
-            raise InvalidArgument(
-                f"found num_beams={self._generation_args['num_beams']}, expected 1 with an answer format"
-            )
         other = copy(self)
         other._answer_format = answer_format
+        other.validate_inference_args(self._generation_args)
         return other
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise also for several beams with an answer format: each step follows one answer of a prompt."""
+        super().validate_inference_args(inference_args)
+        self._check_beams((inference_args or {}).get("num_beams"))
+
+    def _check_beams(self, count: int | None) -> None:
+        if self._answer_format is not None and count not in (None, 1):
+            raise InvalidArgument(f"found num_beams={count}, expected 1 with an answer format")
 
     def limit_of(self, tokenizer: Any, config: Any) -> int | None:
         """Return how many tokens a prompt may have, so that the model has room for the new ones; None for no limit."""
@@ -298,6 +304,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             require("torch", "torch").manual_seed(seed)
         given = batch.inputs["input_ids"].shape[1]
         if self._answer_format is not None:
+            self._check_beams(arguments.get("num_beams", model.generation_config.num_beams))  # a model's files set some
             ends = self._ends(model, arguments)
             limit = logits_processor(self._masks(ends), ends, given)
             arguments["logits_processor"] = [*arguments.get("logits_processor", ()), limit]
