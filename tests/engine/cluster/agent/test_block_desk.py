@@ -55,10 +55,10 @@ def test_a_worker_gets_elements_of_blocks_that_are_named_before_or_after_it_asks
     desk: BlockDesk, worker: BlockClient
 ) -> None:
     desk.feed("w1", "bundle", {"w9.1": _BLOCK})
-    assert worker.get("bundle", "w9.1", 1, 2, None) == b"bbbc"
+    assert worker.get("bundle", "w9.1", 1, 2) == b"bbbc"
     late = threading.Timer(0.05, desk.feed, ("w1", "bundle", {"w9.2": _BLOCK}))
     late.start()
-    assert worker.get("bundle", "w9.2", 0, 1, None) == b"aa"
+    assert worker.get("bundle", "w9.2", 0, 1) == b"aa"
     late.join(_PATIENCE_S)
 
 
@@ -67,18 +67,8 @@ def test_a_lost_block_is_an_error_with_the_reason_and_the_connection_goes_on(
 ) -> None:
     desk.feed("w1", "bundle", {"w9.1": "lost", "w9.2": _BLOCK})
     with pytest.raises(BlockLost, match="both copies are gone"):
-        worker.get("bundle", "w9.1", 0, 1, None)
-    assert worker.get("bundle", "w9.2", 0, 1, None) == b"aa"
-
-
-def test_a_bundle_that_was_given_up_waits_no_longer_and_its_late_answer_is_not_taken_for_another(
-    desk: BlockDesk, worker: BlockClient
-) -> None:
-    with pytest.raises(BlockLost, match="given up"):
-        worker.get("old", "w9.1", 0, 1, lambda: True)
-    desk.feed("w1", "old", {"w9.1": block_value(b"zz", array("q", [2]).tobytes())})
-    desk.feed("w1", "new", {"w9.2": _BLOCK})
-    assert worker.get("new", "w9.2", 2, 1, None) == b"c"
+        worker.get("bundle", "w9.1", 0, 1)
+    assert worker.get("bundle", "w9.2", 0, 1) == b"aa"
 
 
 def test_objects_of_a_bundle_that_has_ended_are_let_go_also_if_they_are_named_late(
