@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import mmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +177,18 @@ def test_a_large_element_is_read_where_it_lies(tmp_path: Path, monkeypatch: pyte
     for file in tmp_path.iterdir():
         file.unlink()
     assert source.elements[0].value.values.sum() == block(LARGE).values.sum()
+
+
+def test_a_file_system_that_maps_no_files_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENODEV, "no such device")
+
+    windowed = coder()
+    [message] = written([WindowedValue(block(LARGE), 0, (GlobalWindow(),))], windowed, tmp_path)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    source = Source(windowed)
+    source.input.process_encoded(message)
+    np.testing.assert_array_equal(source.elements[0].value.values, block(LARGE).values)
 
 
 def test_a_split_bundle_stops_before_a_large_element(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import marshal
 import mmap
+import os
 import struct
 import zlib
 from collections.abc import Mapping
@@ -143,9 +144,12 @@ def read_span(span: FileSpan) -> bytes:
 def mapped(span: FileSpan) -> memoryview:
     """Return the bytes of a span that is not packed where the file has them. Nothing is read before it is used."""
     with open(span.path, "rb", buffering=0) as file:
-        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if len(whole) < span.start + span.size:
-        raise EOFError(f"{span.path} ends at byte {len(whole)}, before byte {span.start + span.size}")
+        if (size := os.fstat(file.fileno()).st_size) < span.start + span.size:
+            raise EOFError(f"{span.path} ends at byte {size}, before byte {span.start + span.size}")
+        try:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:  # some file systems of networks map no files
+            return memoryview(read_span(span))
     return memoryview(whole)[span.start : span.start + span.size]
 
 
