@@ -45,7 +45,7 @@ demo: setup ## run four models over reviews, into a table and a vector store
 stream: setup ## run three models over a Kafka topic for a minute, then again over its past
 	@$(BIN)/lum run examples/reviews/stream.py
 
-test: compile ## run the tests and doctests of every part that can run side by side: about 12 minutes on two cores
+test: compile ## run the tests and doctests of every part that can run side by side: about 18 minutes on two cores
 	$(PYTEST) -m "not slow and not alone" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
 test-alone: compile ## run the tests that start clusters, look at the whole machine or need all cores, two files at a time
