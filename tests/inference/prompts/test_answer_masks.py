@@ -38,6 +38,12 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return save_writer(tmp_path_factory.mktemp("models") / request.param, request.param)
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Make a model that has slots."""
+    return save_writer(tmp_path_factory.mktemp("models") / "llama")
+
+
 @dataclasses.dataclass
 class Review:
     mood: Literal["good", "bad"]
@@ -82,11 +88,9 @@ def test_every_answer_of_a_random_model_can_be_read(path: str, returns: Any, arg
 
 @pytest.mark.parametrize("returns", TYPES)
 @pytest.mark.parametrize("arguments", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
-def test_every_answer_in_slots_can_be_read(path: str, returns: Any, arguments: dict[str, Any]) -> None:
+def test_every_answer_in_slots_can_be_read(llama: str, returns: Any, arguments: dict[str, Any]) -> None:
     """Rows in slots end at different steps, and a row that has a format goes on one token at a time."""
-    if "GPT2" in path:
-        pytest.skip("it has no slots")
-    handler = TextGenerator(path, device="CPU", max_new_tokens=200, generation_args=arguments)
+    handler = TextGenerator(llama, device="CPU", max_new_tokens=200, generation_args=arguments)
     handler.slot_devices = ("cpu",)
     prompt = Prompt(handler, "Read {text}", returns=returns, retries=0)
     answers = AnswerType(returns)
@@ -101,10 +105,8 @@ def test_every_answer_in_slots_can_be_read(path: str, returns: Any, arguments: d
         assert answers.parse(answers.text_of(each.inference)) is not None or each.inference is None
 
 
-def test_an_answer_in_slots_that_is_cut_fails_alone(path: str) -> None:
-    if "GPT2" in path:
-        pytest.skip("it has no slots")
-    handler = TextGenerator(path, device="CPU", max_new_tokens=4, generation_args=GREEDY)
+def test_an_answer_in_slots_that_is_cut_fails_alone(llama: str) -> None:
+    handler = TextGenerator(llama, device="CPU", max_new_tokens=4, generation_args=GREEDY)
     handler.slot_devices = ("cpu",)
     prompt = Prompt(handler, "{text}", returns=re.compile("[a-z]{30}"))
     with pytest.raises(IncompleteAnswer, match=r"answer was cut at 4 tokens"):
