@@ -1,4 +1,4 @@
-"""Which modules the fork server imports before it forks the workers of a run, so that they share its memory."""
+"""Choose the modules that the fork server imports before it forks workers, so that they share its memory."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from luminosity.inference.handler import note
 from luminosity.inference.handlers.text.packed.families import Unfit, shape_of
 from luminosity.inference.handlers.text.packed.weights import Weights
 
-__all__ = ["PackedEmbedder", "Packing", "check_int8", "int8_packing_of", "packing_of"]
+__all__ = ["FILE_ARGUMENTS", "ModelFiles", "PackedEmbedder", "Packing", "check_int8", "int8_packing_of", "packing_of"]
 _LOGGER = logging.getLogger(__name__)
 
-_WHERE = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
+FILE_ARGUMENTS = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
 """Loading arguments that only say where the files are; all others are for transformers."""
 
 
-class _Files(Protocol):
+class ModelFiles(Protocol):
     """The files of a model."""
 
     @property
@@ -57,7 +57,7 @@ class Packing:
         return _choice().encoder_of(self.weights.shape, *self.weights.load(self.device, self.dtype))
 
 
-def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
+def packing_of(files: ModelFiles, device: Any, dtype: Any) -> Packing | None:
     """Return how a model runs packed, or None if it needs transformers; a line of the log says why.
 
     ``dtype``: the type of the weights, or None for the one that the model was saved with.
@@ -69,13 +69,13 @@ def packing_of(files: _Files, device: Any, dtype: Any) -> Packing | None:
         return None
 
 
-def int8_packing_of(files: _Files) -> Packing:
+def int8_packing_of(files: ModelFiles) -> Packing:
     """Return how a model runs in 8 bits on the CPU. Raises ``InvalidArgument`` if it can't."""
     torch = require("torch", "torch")
     return Packing(check_int8(files), torch.device("cpu"), torch.float32, is_free=False, is_int8=True)
 
 
-def check_int8(files: _Files) -> Weights:
+def check_int8(files: ModelFiles) -> Weights:
     """Return the weights of a model that can run in 8 bits. Raises ``InvalidArgument`` if it can't."""
     try:
         weights, _ = _weights_of(files)
@@ -90,7 +90,7 @@ def check_int8(files: _Files) -> Weights:
     return weights
 
 
-def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
+def _packing_of(files: ModelFiles, device: Any, dtype: Any) -> Packing:
     torch = require("torch", "torch")
     if device.type not in ("cpu", "cuda"):
         raise Unfit(f"its device is {device.type}")
@@ -104,9 +104,9 @@ def _packing_of(files: _Files, device: Any, dtype: Any) -> Packing:
     return Packing(weights, device, dtype, _choice().attends_without_padding(weights.shape, device, dtype))
 
 
-def _weights_of(files: _Files) -> tuple[Weights, Mapping[str, Any]]:
+def _weights_of(files: ModelFiles) -> tuple[Weights, Mapping[str, Any]]:
     """Return the weights and the content of ``config.json``."""
-    others = sorted(files.arguments.keys() - _WHERE)
+    others = sorted(files.arguments.keys() - FILE_ARGUMENTS)
     if others:
         raise Unfit(f"{others[0]} is an argument of transformers")
     config = files.json("config.json")

@@ -5,33 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.families import Unfit
+from luminosity.inference.handlers.text.packed.packing import FILE_ARGUMENTS, ModelFiles
 from luminosity.inference.handlers.text.packed.weights import header_of
 from luminosity.inference.handlers.text.slots.families import DecoderShape, decoder_shape_of
 
 __all__ = ["DecoderWeights", "ModelFiles"]
 
-_WHERE = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
-"""Loading arguments that only say where the files are; all others are for transformers."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _IGNORED = "rotary_emb.inv_freq"  # older files have the angles, too, which follow from the configuration
-
-
-class ModelFiles(Protocol):
-    """The files of a model."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
-
-    def json(self, name: str) -> Any: ...
-
-    def file(self, name: str) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,7 @@ class DecoderWeights:
     @classmethod
     def of(cls, files: ModelFiles) -> DecoderWeights:
         """Raises ``Unfit`` unless the files have exactly the tensors that the shape needs."""
-        others = sorted(files.arguments.keys() - _WHERE)
+        others = sorted(files.arguments.keys() - FILE_ARGUMENTS)
         if others:
             raise Unfit(f"{others[0]} is an argument of transformers")
         config = files.json("config.json")
