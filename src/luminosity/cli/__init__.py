@@ -19,6 +19,7 @@ MODULES = {
     "stop": ("stop",),
     "drain": ("stop",),
     "checkpoint": ("stop",),
+    "state": ("state",),
     "replay": ("run",),
     "simulate": ("simulate",),
     "enrich": ("enrich.enrich",),

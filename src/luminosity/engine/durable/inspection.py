@@ -22,7 +22,7 @@ from luminosity.engine.durable.store import DATABASE, LOCK, VERSION
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointError
 
-__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "saved_counters"]
+__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "read_only", "saved_counters", "shown_step"]
 
 SavedCounters = dict[str, dict[str, int]]
 """The counters of a checkpoint: namespace, name, value, summed over all steps."""
@@ -73,15 +73,8 @@ def inspect(folder: str) -> Inspection:
 
     Raises :class:`CheckpointError` if the folder has no checkpoint, or one of a newer version.
     """
-    database = os.path.join(folder, DATABASE)
-    if not os.path.isfile(database):
-        found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
-        raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
-    try:
-        with _read_only(database) as rows:
-            return _inspect(folder, rows)
-    except sqlite3.Error as error:
-        raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
+    with read_only(folder) as rows:
+        return _inspect(folder, rows)
 
 
 def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
@@ -91,7 +84,7 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
         return None
     metrics, found = RunMetrics(), SavedCounters()
     try:
-        with _read_only(database) as rows:
+        with _snapshot(database) as rows:
             meta = dict(rows.execute("SELECT key, value FROM meta WHERE key IN ('version', 'saved_at')"))
             if "saved_at" not in meta or int(meta["version"]) != VERSION:
                 return None
@@ -112,8 +105,24 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
 
 
 @contextlib.contextmanager
-def _read_only(database: str) -> Generator[sqlite3.Connection]:
-    """Within the context, everything that is read is of one checkpoint."""
+def read_only(folder: str) -> Generator[sqlite3.Connection]:
+    """Within the context, everything that is read is of one checkpoint of a folder.
+
+    Raises :class:`CheckpointError` if the folder has none, or if it can't be read.
+    """
+    database = os.path.join(folder, DATABASE)
+    if not os.path.isfile(database):
+        found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
+        raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
+    try:
+        with _snapshot(database) as rows:
+            yield rows
+    except sqlite3.Error as error:
+        raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
+
+
+@contextlib.contextmanager
+def _snapshot(database: str) -> Generator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
         rows.execute("BEGIN")
         yield rows
@@ -152,7 +161,7 @@ def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
     found: dict[str, StoredStep] = {}
 
     def step(names: list[str]) -> StoredStep:
-        shown = " + ".join(dict.fromkeys(_shown(name, shape) for name in names))
+        shown = " + ".join(dict.fromkeys(shown_step(name, shape) for name in names))
         return found.setdefault(shown, StoredStep(shown))
 
     totals = rows.execute(
@@ -182,7 +191,7 @@ def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
     return [stored for stored in found.values() if stored != StoredStep(stored.name)]
 
 
-def _shown(name: str, shape: dict[str, Any]) -> str:
+def shown_step(name: str, shape: dict[str, Any]) -> str:
     """Return the name of a step as its author knows it."""
     full = shape["steps"].get(name, {}).get("name", unquoted(name))
     for part in _PARTS_OF_STEPS:
