@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "state"]
 
 _ROWS = 50
-_LONGEST = 80  # characters of a text in the table; --json has all
-_LONGEST_OF_OTHERS = 36  # what a column beside the values takes of a line
+_LONGEST_OF_OTHERS = 36  # characters that a column beside the values takes of a line
+_LEAST_OF_VALUES = 20  # what is shown of a value on a narrow terminal; --json has all
+_GAP = 2  # between columns
 _DESCRIPTION = """\
 Show the state and timers that the checkpoint of a run has of a step. Without
 STEP, list the steps that have any. Works while a run uses the folder, and
@@ -115,21 +116,21 @@ def _print_table(found: Iterator[Kept], limit: int) -> None:
         "kind": [each.kind for each in rows],
         "value": [_value_text(each) for each in rows],
     }
-    used = {name: texts for name, texts in columns.items() if any(texts)}
+    used = {name: texts for name, texts in columns.items() if any(texts) or name == "value"}
+    console = output_console()
     table = Table(box=None, pad_edge=False)
+    room = console.width
     for name, texts in used.items():
         if name == "value":
             table.add_column(name, no_wrap=True)
         else:
-            table.add_column(name, overflow="fold", min_width=min(_LONGEST_OF_OTHERS, max(map(len, texts))))
+            width = min(_LONGEST_OF_OTHERS, max(map(len, [name, *texts])))
+            table.add_column(name, overflow="fold", min_width=width)
+            room -= width + _GAP
+    used["value"] = [shorten(text, max(_LEAST_OF_VALUES, room)) for text in used["value"]]
     for cells in zip(*used.values(), strict=True):
-        table.add_row(
-            *(
-                Text(shorten(cell, _LONGEST), overflow="ellipsis" if name == "value" else "fold")
-                for name, cell in zip(used, cells, strict=True)
-            )
-        )
-    output_console().print(table)
+        table.add_row(*map(Text, cells))
+    console.print(table)
     if left := sum(1 for _ in found):
         print(f"and {words.number(left)} more: choose with --key, or show more with --limit")
 
