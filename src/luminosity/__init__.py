@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from luminosity.io.kafka.read import ReadKafka
     from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
+    from luminosity.io.map_async import MapAsync
     from luminosity.io.read_table import ReadTable
     from luminosity.io.stores.search_vectors import SearchQdrant, SearchVectors
     from luminosity.io.stores.write_lance import WriteLance
@@ -63,6 +64,7 @@ __all__ = [
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
+    "MapAsync",
     "MapTable",
     "ModelOptions",
     "PipelinePlan",
