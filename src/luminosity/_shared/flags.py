@@ -204,6 +204,12 @@ RUNNER_FLAGS = (
         page="durable-runs.md",
     ),
     Flag(
+        "continue_from",
+        "DIR",
+        "begin where the sources of a drained run have ended: the folder that was its --checkpoint_dir",
+        page="durable-runs.md",
+    ),
+    Flag(
         "transform_name_mapping",
         "JSON",
         'the steps that were renamed since the checkpoint, old to new, such as {"Count": "CountWords"}',

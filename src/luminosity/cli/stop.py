@@ -208,7 +208,7 @@ _SAYS = {
     "killed": "its process ended without a word; the next start continues",
     "stopped": "stopped; the next start continues",
     "failed": "failed; the next start tries again from here",
-    "drained": "drained: the next start has nothing to do, unless it has --restart",
+    "drained": "drained: the next start has nothing to do; a new run goes on behind it with --continue_from",
     "finished": "finished: the next start has nothing to do, unless it has --restart",
     "empty": "nothing was saved yet",
 }

@@ -154,7 +154,7 @@ def _plan_drain(
     folder: CheckpointFolder,
 ) -> tuple[Prepared, Checkpoint]:
     """Plan a pipeline so that its sources end, and so that it continues from the checkpoint of its ``first`` plan."""
-    checkpoint = Checkpoint(folder, folder.meta())
+    checkpoint = Checkpoint(folder, folder.meta(), is_drain=True)
 
     def fit(config: EngineConfig, plan: Callable[[frozenset[str]], Graph]) -> Graph:
         # The first plan has done what these options ask for. With the same roots, the stages are the same as well.

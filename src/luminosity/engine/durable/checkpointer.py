@@ -11,7 +11,7 @@ from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.data.world import Clock, World
-from luminosity.engine.durable.names import Names
+from luminosity.engine.durable.names import SOURCES, Names
 from luminosity.engine.durable.store import CheckpointFolder, Transaction
 from luminosity.engine.durable.writer import CheckpointWriter, Collected, Contents, Removal
 from luminosity.engine.loop import splits
@@ -22,7 +22,7 @@ from luminosity.engine.loop.parts import CheckpointProgress
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import CheckpointWritten, PoolRun
 
-__all__ = ["FROM_UPSTREAM", "Checkpointer", "SavedParts"]
+__all__ = ["FROM_UPSTREAM", "Checkpointer", "SavedParts", "inlined"]
 
 FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
 
@@ -170,13 +170,14 @@ class Checkpointer:
             self._writer.close()
 
     def _forget_all(self, state: str) -> None:
-        """Save that the run has finished: only its metrics stay."""
+        """Save that the run has finished: only its metrics stay, and where a drain has ended its sources."""
         assert self._writer is not None
         began_at = self._clock.monotonic()
         changes = self._new_transaction({"state": state})
         collected = Collected(self._contents, changes)
         self._parts.metrics.save(collected, self._metrics_owner)
-        changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith("metrics/"))
+        stays = ("metrics/", SOURCES)
+        changes.cleared.update(owner for owner in self._folder.owners() if not owner.startswith(stays))
         self._removals += self._contents.drop_unused(set(), set(), changes)
         self._submitted = changes.number, began_at
         self._writer.submit(changes)
@@ -286,7 +287,7 @@ def _remaining(bundle: Bundle, changes: Collected, clock: Clock) -> Iterator[tup
         for read_id, blocks in bundle.kept_inputs(attempt).items():
             for block in blocks:
                 # A primary part that a split made is in no other block: its bytes go into the row.
-                yield read_id, 0.0, changes.refer(block) if block.content.references > 1 else _inline(block)
+                yield read_id, 0.0, changes.refer(block) if block.content.references > 1 else inlined(block)
                 block.release()
     for residual in attempt.residuals if attempt is not None else ():
         read_id, hold, delay = splits.where_residual_goes(bundle, residual)
@@ -294,5 +295,6 @@ def _remaining(bundle: Bundle, changes: Collected, clock: Clock) -> Iterator[tup
         yield read_id, clock.time() + delay if delay else 0.0, (0, element, len(element), 1, hold, len(element), b"")
 
 
-def _inline(block: Block) -> BlockReference:
+def inlined(block: Block) -> BlockReference:
+    """Return what stands for a block in rows, with all of its data."""
     return 0, block.data(), block.size, block.count, block.hold, block.weight, b""

@@ -19,7 +19,9 @@ from apache_beam.runners.worker import bundle_processor
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Read, Stage
 from luminosity.engine.plan.translate import MOVE_URNS
 
-__all__ = ["Names", "plain_step", "quoted", "side_input_tags", "unquoted", "written_buffer"]
+__all__ = ["SOURCES", "Names", "plain_step", "quoted", "side_input_tags", "unquoted", "written_buffer"]
+
+SOURCES = "source/"  # owners of what sources without an end have left to read: it stays when a drained run has ended
 
 _Key = TypeVar("_Key", bound=Hashable)
 

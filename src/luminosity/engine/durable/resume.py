@@ -16,7 +16,8 @@ from luminosity.engine.durable.comparison import Comparison, fit
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.shape import describe
-from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.durable.store import CheckpointFolder, Transaction
+from luminosity.engine.durable.successor import continue_from, source_rows
 from luminosity.engine.durable.writer import Contents
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
@@ -33,13 +34,15 @@ _BATCH_INTERVAL_S = 10.0  # so much work is repeated after a kill
 class Checkpoint:
     """The checkpoint folder of one run. The run calls :meth:`close` when it ends."""
 
-    def __init__(self, folder: CheckpointFolder, meta: dict[str, str]) -> None:
+    def __init__(self, folder: CheckpointFolder, meta: dict[str, str], *, is_drain: bool = False) -> None:
+        """Look at what is in the folder. ``is_drain``: the plan of a drain follows, so keep where the sources are."""
         self.folder = folder
         self.comparison = Comparison()
         self.is_finished = meta.get("state") in ("finished", "drained")
         # A start that was killed before its first checkpoint has left nothing but the pipeline's shape.
         self.is_resumed = "saved_at" in meta and not self.is_finished
         self._meta = meta
+        self._is_drain = is_drain
         self._generation = int(meta.get("generation", 0)) + 1
         # Each start has a folder of its own, so that no two files have the same name.
         self.new_files = os.path.join(folder.blocks, f"{self._generation}")
@@ -102,12 +105,16 @@ class Checkpoint:
         started = clock.monotonic()
         with _without_garbage_collection():
             saved = restore(self.folder, contents, names, parts)
+            if self._is_drain:
+                rows = {(owner, b""): row for owner, row in source_rows(parts.stages, names)}
+                self.folder.write(Transaction(0, rows=dict(rows)))
         self._hook = Checkpointer(self.folder, contents, names, interval, parts, saved)
         kept = parts.blocks.kept | {file.path for file in contents.groups.values()}
         self.folder.sync(kept)  # Only then no start after a power loss needs the others.
         remove_other_files(self.folder, kept, self.new_files)
         age = max(0.0, clock.time() - float(self._meta.get("saved_at", clock.time())))
-        self._tell(parts, age, clock.monotonic() - started)
+        if self._generation > 1:  # else :func:`continue_from` has told it
+            self._tell(parts, age, clock.monotonic() - started)
         return self._hook
 
     def _tell(self, parts: SavedParts, age: float, seconds: float) -> None:
@@ -158,7 +165,13 @@ class Resumption:
         if config.checkpoint_dir is None:
             return plan(frozenset())
         folder = CheckpointFolder(config.checkpoint_dir, restart=config.restart)
-        self.checkpoint = Checkpoint(folder, folder.meta())
+        try:
+            if config.continue_from is not None and "saved_at" not in folder.meta():
+                continue_from(folder, config.continue_from)
+            self.checkpoint = Checkpoint(folder, folder.meta())
+        except BaseException:
+            folder.close()
+            raise
         return self.checkpoint.fit(plan, config)
 
     def close(self) -> None:

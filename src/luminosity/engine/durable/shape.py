@@ -72,13 +72,16 @@ def _steps(graph: Graph, names: Names) -> dict[str, Any]:
     makers = names.makers()
     steps: dict[str, Any] = {}
     transforms = [t for t in graph.components.transforms.values() if not t.unique_name.startswith(_ROOT)]
-    for transform in [*transforms, *(t for stage in graph.stages for t in stage.transforms)]:
+    planned = [t for stage in graph.stages for t in stage.transforms]
+    for number, transform in enumerate([*transforms, *planned]):
         name = written_buffer(transform)
         if transform.spec.urn == bundle_processor.DATA_INPUT_URN or name in graph.components.pcollections:
             continue
         before = {names.of_step(makers[p]) for p in transform.inputs.values() if p in makers}
         step = steps.setdefault(names.of_step(name), {"name": name, "after": []})
         step["after"] = sorted({*step["after"], *before} - {names.of_step(name)})
+        if number >= len(transforms):
+            step["runs"] = True  # it is no composite, which has the inputs of its parts
     return steps
 
 
