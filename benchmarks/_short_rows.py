@@ -25,7 +25,7 @@ _SHORT, _QUICK = _HERE / "short", _HERE / "quick"
 _PYTHON, _LUM = sys.executable, str(Path(sys.executable).parent / "lum")
 _OURS = "--runner=luminosity.LuminosityRunner"
 _WITH_THIS_FOLDER = {"PYTHONPATH": os.pathsep.join(filter(None, [str(_HERE), os.environ.get("PYTHONPATH", "")]))}
-_BYTEWAX = ["bytewax[kafka]==0.21.1", "confluent-kafka==2.16.1"]
+BYTEWAX = ["bytewax[kafka]==0.21.1", "confluent-kafka==2.16.1"]
 
 _VECTORS = {"a slow film": [-0.01422, 0.01066, 0.01618], "wonderful landscapes": [0.01124, 0.07066, 0.07021]}
 _TOLERANCE = 1e-4  # of these, which are rounded
@@ -119,7 +119,7 @@ def kafka(records: int, at_most_s: float) -> Row:
 
     def bytewax(servers: str) -> list[str]:
         flow = f"{_SHORT / 'count_by_bytewax.py'}:flow('{servers}')"
-        return [_others.python_with(*_BYTEWAX), "-m", "bytewax.run", flow]
+        return [_others.python_with(*BYTEWAX), "-m", "bytewax.run", flow]
 
     sides = {"two workers": side(partial(ours, 2)), "one worker": side(partial(ours, 1)), "bytewax": side(bytewax)}
     return Row(sides, {"two workers": [_seconds("two workers", at_most_s)]}, not_quick=("bytewax", "one worker"))
