@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "ENDED_WHILE_STOPPED",
+    "LOST_WITH_FORK_SERVER",
     "LOST_WITH_NODE",
     "Private",
     "describe_exit",
@@ -30,6 +31,7 @@ __all__ = [
 
 ENDED_WHILE_STOPPED = -1001  # the exit code of a stopped worker that the run has ended; no signal has this number
 LOST_WITH_NODE = -1000  # the exit code of a worker whose machine is gone: no signal has this number
+LOST_WITH_FORK_SERVER = -1002  # the exit code of a worker that ended because the process that forked it has died
 _NEAR = 0.6  # the least similarity of a suggestion: about one letter of three differs
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {letter: power for power, letter in enumerate("KMGT", start=1)}
@@ -142,6 +144,8 @@ def describe_exit(code: int) -> str:
         return "was stopped, as SIGSTOP or a debugger does, gave no sign of life and was ended"
     if code == LOST_WITH_NODE:
         return "was lost with its node or the run's agent there"
+    if code == LOST_WITH_FORK_SERVER:
+        return "was lost with the fork server, the process that starts workers"
     if code >= 0:
         return f"exited with code {code}"
     try:

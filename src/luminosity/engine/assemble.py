@@ -44,7 +44,8 @@ from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers import worker_files
-from luminosity.engine.workers.launcher import Launcher, launcher
+from luminosity.engine.workers.fork_launcher import launcher
+from luminosity.engine.workers.launcher import Launcher
 from luminosity.engine.workers.preloading import modules_to_preload, modules_with_openmp
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def assemble(
     failures = _failures(data, config, buffers)
     _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.
-    server, process_launcher, cluster = _workers(data, config, pools, checkpoint, prepared.connection)
+    server, process_launcher, cluster = _workers(data, config, pools, stages, checkpoint, prepared.connection)
     return RunParts(
         stages=stages,
         buffers=buffers,
@@ -305,6 +306,7 @@ def _workers(
     data: _Data,
     config: EngineConfig,
     pools: dict[int, PoolRun],
+    stages: Sequence[StageRun],
     checkpoint: Checkpoint | None,
     connection: RayConnection | None,
 ) -> tuple[WorkerServer, Launcher, NodeLauncher | None]:
@@ -329,7 +331,13 @@ def _workers(
         own = [pool.environment(0) for pool in pools.values() if pool.plan.python is None]
         has_own_number = config.worker_options.get(_THREADS) is not None
         openmp = None if has_own_number else modules_with_openmp(own)
-        process_launcher = launcher(config.worker_start, modules_to_preload(), environments, openmp)
+        process_launcher = launcher(
+            config.worker_start,
+            modules_to_preload(),
+            environments,
+            openmp,
+            progress=lambda: sum(stage.bundles_done for stage in stages),
+        )
         server = FnApiServer(folders.url, state, descriptors)
     descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return server, process_launcher, on_nodes

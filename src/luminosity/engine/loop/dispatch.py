@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from luminosity._shared.text import LOST_WITH_NODE, describe_exit
+from luminosity._shared.text import LOST_WITH_FORK_SERVER, LOST_WITH_NODE, describe_exit
 from luminosity.engine.fnapi.connection import Callbacks
 from luminosity.engine.loop import splits, transfers
 from luminosity.engine.loop.parts import RunParts
@@ -161,7 +161,7 @@ class Staff:
 
     def check_start(self, worker: Worker, code: int) -> None:
         """Raise ``WorkerStartFailed`` if a worker has exited before it was ready, as too many before it did."""
-        if worker.is_connected or code == LOST_WITH_NODE:
+        if worker.is_connected or code in (LOST_WITH_NODE, LOST_WITH_FORK_SERVER):
             return
         pool = worker.pool
         pool.failed_starts += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from luminosity._shared.notebook import name_cells
-from luminosity._shared.text import LOST_WITH_NODE, describe_exit
+from luminosity._shared.text import LOST_WITH_FORK_SERVER, LOST_WITH_NODE, describe_exit
 from luminosity._shared.user_code import fold, from_user_code
 from luminosity.engine.loop.bundle import Bundle, Overdue, Search, slice_blocks
 from luminosity.engine.plan.codecs import Codecs
@@ -117,10 +117,10 @@ class Failures:
         """Return the bundles to run in place of ``bundle``, whose worker exited.
 
         This does not count against the attempts of user code that raises. An element is not to blame for the loss of a
-        whole node. Raises ``ElementKillsWorker`` if a single
-        element ends its worker on every attempt.
+        whole node or of the fork server. Raises ``ElementKillsWorker`` if a single element ends its worker on every
+        attempt.
         """
-        if exit_code == LOST_WITH_NODE:
+        if exit_code in (LOST_WITH_NODE, LOST_WITH_FORK_SERVER):
             return [bundle]
         bundle.stage.size.shrink()
         if not was_alone:

@@ -15,13 +15,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from luminosity._shared import descendants
+from luminosity._shared.text import LOST_WITH_FORK_SERVER, describe_exit
 from luminosity.core import OPENMP_VARIABLES
 from luminosity.engine.process import check_address_space, describe_limits
 from luminosity.engine.workers.request import Entry, WorkerRequest
@@ -37,7 +38,7 @@ __all__ = [
     "OnExit",
     "Process",
     "SpawnLauncher",
-    "launcher",
+    "forks",
     "warm_up",
     "warm_up_early",
 ]
@@ -112,28 +113,8 @@ class Launcher(Protocol):
         ...
 
 
-def launcher(
-    method: str,
-    preload: Sequence[str] = (),
-    environments: Iterable[PythonEnvironment] = (),
-    openmp: Sequence[str] | None = None,
-) -> Launcher:
-    """Return the launcher for ``--worker_start``: ``fork``, ``spawn``, or ``auto``, which forks where that is safe.
-
-    The fork server imports the modules ``preload`` before it forks the next worker, and ``openmp`` as
-    :meth:`ForkServer.of_run` says. Each of the ``environments`` has a fork server of its own.
-    """
-    if not _forks(method):
-        return SpawnLauncher()
-    servers = {"": ForkServer.of_run(openmp)}
-    servers |= {each.python: ForkServer.shared(each) for each in environments}
-    if preload:
-        for server in servers.values():
-            server.preload(preload)
-    return servers[""] if len(servers) == 1 else _ForkServers(servers)
-
-
-def _forks(method: str) -> bool:
+def forks(method: str) -> bool:
+    """Return whether ``--worker_start`` means that workers are forked."""
     return sys.platform != "darwin" if method == "auto" else method == "fork"
 
 
@@ -143,7 +124,7 @@ def warm_up(method: str) -> None:
     Called before a pipeline's options are known. With ``--debug`` on the command line it does nothing: most likely no
     worker is needed here, and one that is needed after all starts later.
     """
-    if not _forks(method) or any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
+    if not forks(method) or any(word.partition("=")[0] in _WITHOUT_WORKERS_HERE for word in sys.argv):
         return
     check_address_space()
     threading.Thread(target=ForkServer.shared, name="luminosity-warm-up", daemon=True).start()
@@ -183,16 +164,6 @@ class _SpawnedProcess(LocalProcess):
 
     def kill(self) -> None:
         self._process.kill()
-
-
-class _ForkServers:
-    """The fork servers of a run whose steps have several Python environments, by interpreter."""
-
-    def __init__(self, servers: dict[str, ForkServer]) -> None:
-        self._servers = servers
-
-    def start(self, request: WorkerRequest, on_exit: OnExit) -> Process:
-        return self._servers[request.python].start(request, on_exit)
 
 
 class ForkServer:
@@ -241,11 +212,11 @@ class ForkServer:
         """Start it, in this process's environment or another one; ``import_path`` replaces ``sys.path``."""
         python, variables = sys.executable, dict(os.environ)
         import_path = sys.path if import_path is None else import_path
-        self._name, self._advice = "the fork server", "run the pipeline again: it starts a new one"
+        self.name, self._advice = "the fork server", "run the pipeline again: it starts a new one"
         if environment is not None:
             python, import_path = environment.python, environment.import_path
             variables = environment.variables(os.environ)
-            self._name += f" of the Python environment {environment.prefix}"
+            self.name += f" of the Python environment {environment.prefix}"
             self._advice = f"see above what it can't import, and install that with {python} -m pip"
         self._owner = os.getpid()
         self._family = descendants.Keeper.shared().family
@@ -272,8 +243,9 @@ class ForkServer:
         self._send_lock = threading.Lock()
         self._starting: dict[str, tuple[Future[int], OnExit]] = {}  # by worker
         self._on_exit: dict[int, OnExit] = {}
-        self._is_closed = False
+        self._is_closed = False  # whether it can't start workers any more
         self._has_forked = False  # whether it was asked for a worker
+        self.has_started_workers = False
         self._has_openmp = self._has_more_threads = False  # at most one of them: see of_run()
         threading.Thread(target=self._listen, name="luminosity-forkserver", daemon=True).start()
 
@@ -281,21 +253,42 @@ class ForkServer:
         """Return whether it can start workers for this process."""
         return self._owner == os.getpid() and not self._is_closed and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def broke(self) -> bool:
+        """Return whether it ended by itself before it had forked a worker: another one would do the same."""
+        code = self._process.poll()
+        return code is not None and code > 0 and not self.has_started_workers
+
+    def describe_end(self) -> str:
+        """Say how it ended, if it has."""
+        code = self._process.poll()
+        return "closed its connection" if code is None else describe_exit(code)
+
     def start(self, request: WorkerRequest, on_exit: OnExit, entry: Entry | None = None) -> Process:
-        """Fork a worker, which calls ``entry``, or else the harness. Blocks until it runs."""
+        """Fork a worker, which calls ``entry``, or else the harness. Blocks until it runs.
+
+        ``on_exit`` gets ``LOST_WITH_FORK_SERVER`` for a worker that ends because the fork server has died.
+        """
         pickled = pickle.dumps(entry).hex() if entry is not None else ""
         line = json.dumps({"start": asdict(request), "entry": pickled})
         started: Future[int] = Future()
         with self._lock:
             if self._is_closed:
-                raise WorkerStartFailed(f"{self._name} has ended", fix=self._advice)
+                raise WorkerStartFailed(f"{self.name} has ended", fix=self._advice)
             self._starting[request.worker_id] = started, on_exit
             self._has_forked = True
         try:
             self._send(line)
             return _ForkedProcess(started.result(timeout=_START_TIMEOUT_S), self)
-        except (OSError, FutureTimeoutError) as error:
-            raise WorkerStartFailed(f"{self._name} does not respond: {error!r}") from error
+        except FutureTimeoutError as error:  # first: it is an OSError, too
+            raise WorkerStartFailed(f"{self.name} does not respond: {error!r}") from error
+        except OSError as error:
+            self._wait_for_death()
+            raise WorkerStartFailed(f"{self.name} ended: {error!r}", fix=self._advice) from error
         finally:
             with self._lock:
                 self._starting.pop(request.worker_id, None)
@@ -323,7 +316,10 @@ class ForkServer:
         """End the fork server and its workers."""
         if self._owner != os.getpid():
             return  # this process is a fork of the owner
-        self._is_closed = True
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         os.close(self._lifeline)
         self._control.shutdown(socket.SHUT_RDWR)
         if not self._has_forked:
@@ -359,17 +355,28 @@ class ForkServer:
             reason = str(error)
         else:
             reason = "its connection closed"
-        if not self._is_closed:  # it was killed, and its workers still run
-            _warn_of(descendants.end_owned_by(self._family, list(self._on_exit)))
         with self._lock:
-            self._is_closed = True
-            for started, _ in self._starting.values():
-                started.set_exception(WorkerStartFailed(f"{self._name} ended: {reason}", fix=self._advice))
+            has_died, self._is_closed = not self._is_closed, True
+            starting = list(self._starting.values())
             self._starting.clear()
+        if has_died:
+            self._wait_for_death()
+            os.close(self._lifeline)  # also ends a worker of which nothing was heard yet
+        for started, _ in starting:
+            started.set_exception(WorkerStartFailed(f"{self.name} ended: {reason}", fix=self._advice))
+        if has_died:  # it was killed, and its workers may still run
+            _warn_of(descendants.end_owned_by(self._family, list(self._on_exit)))
         for on_exit in list(self._on_exit.values()):
-            on_exit(1)
+            on_exit(LOST_WITH_FORK_SERVER if has_died else 1)
+        self._wait_for_death()
+        if has_died:
+            self._control.close()
+            atexit.unregister(self.close)
+
+    def _wait_for_death(self) -> None:
+        """Wait for a process that is about to end: it would stay as a zombie, for which a notebook's kernel waits."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)  # otherwise it stays as a zombie, for which a notebook's kernel waits
+            self._process.wait(_END_TIMEOUT_S)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "started" in message:
@@ -380,6 +387,7 @@ class ForkServer:
                 return
             started, on_exit = waiting
             self._on_exit[message["started"]] = on_exit
+            self.has_started_workers = True
             started.set_result(message["started"])
         elif "failed" in message:
             with self._lock:
