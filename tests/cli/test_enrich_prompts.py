@@ -42,12 +42,26 @@ def test_labels_and_facts_become_columns(tmp_path: Path) -> None:
     assert {seen.json["temperature"] for seen in server.seen} == {0}
 
 
+def test_a_second_command_finds_the_answers_in_the_cache(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["nice", "dull", "nice"]}), tmp_path / "in.parquet")
+    with serving(replying(_answer)) as server:
+        asked = ["--prompt", "label=Good or bad? {text}", "--prompt-model", f"{server.url}#talker"]
+        for out in ("a.parquet", "b.parquet"):
+            done = lum("in.parquet", out, *asked, "--prompt-cache", "answers", "--cpu_workers=1", folder=tmp_path)
+            assert done.returncode == 0, done.stderr
+
+    assert len(server.seen) == 2
+    tables = [sorted(pq.read_table(tmp_path / out).to_pylist(), key=str) for out in ("a.parquet", "b.parquet")]
+    assert tables[0] == tables[1]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--prompt", "Classify {text}"], "expected NAME=TEMPLATE, such as 'label="),
         (["--prompt", "a={text}"], "found --prompt without a model; add --prompt-model with a folder"),
-        (["--prompt-model", "m"], "found --prompt-model or --prompt-key-env without --prompt; add --prompt"),
+        (["--prompt-model", "m"], "found --prompt-model without --prompt; add --prompt"),
+        (["--prompt-cache", "answers"], "found --prompt-cache without --prompt; add --prompt"),
         (["--prompt", "a={text", "--prompt-model", "URL"], "--prompt a={text: found a single '{' in the template"),
         (["--prompt", "a=text", "--prompt-model", "URL"], "--prompt a=text: found no column in the template"),
         (["--prompt", "a={txt}", "--prompt-model", "URL"], "there is no column 'txt'; did you mean 'text'?"),

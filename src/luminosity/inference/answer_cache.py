@@ -26,10 +26,12 @@ _USED_AGAIN_S = 3600.0  # how exactly a file knows when an answer was used last:
 _KEEP = 0.9  # of the limit, after room was made: not with every answer
 _OVERHEAD = 120  # bytes of an answer's row and its places in two indices
 _MOST_KEYS = 500  # in one query; SQLite allows 999
+_LONGEST_CLAIM_S = 3600.0  # then another process may ask, too: the one that claimed may hang
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB, checksum BLOB, used REAL);
 CREATE INDEX IF NOT EXISTS by_use ON answers (used);
+CREATE TABLE IF NOT EXISTS claims (key BLOB PRIMARY KEY, owner TEXT, since REAL);
 CREATE TABLE IF NOT EXISTS total (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER);
 INSERT OR IGNORE INTO total VALUES (1, 0);
 """
@@ -118,6 +120,28 @@ class AnswerCache:
                 with self._asked:
                     self._keys.remove(key)
                     self._asked.notify_all()
+
+    def claim(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return those keys whose answers the caller must ask for now; other threads or processes ask for the rest.
+
+        Release them when their answers are in the file. The claims of a process that has ended are free.
+        """
+        mine: list[bytes] = []
+        now, owner = time.time(), _this_process()
+        with self._explained(), self._turn():
+            for key in keys:
+                found = self._database.execute("SELECT owner, since FROM claims WHERE key = ?", [key]).fetchone()
+                if found is None or not (_is_alive(found[0]) and 0 <= now - found[1] < _LONGEST_CLAIM_S):
+                    self._database.execute("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", (key, owner, now))
+                    mine.append(key)
+        return mine
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Give claims back."""
+        with self._explained(), self._turn():
+            owner = _this_process()
+            rows = [(key, owner) for key in keys]
+            self._database.executemany("DELETE FROM claims WHERE key = ? AND owner = ?", rows)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the answers that are known, by key."""
@@ -219,6 +243,26 @@ class AnswerCache:
             ) from error
         except OSError as error:
             raise CacheError(f"{self._path} can't be used: {error.strerror or error}") from error
+
+
+def _this_process() -> str:
+    return f"{os.getpid()}:{_started(os.getpid())}"
+
+
+def _is_alive(owner: str) -> bool:
+    """Return whether the process that made a claim still runs; one with the same number may be another one."""
+    pid, _, started = owner.partition(":")
+    return pid.isdecimal() and _started(int(pid)) == started
+
+
+def _started(pid: int) -> str:
+    """Return when a process has started, in ticks since the machine did; "" if it does not run."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def _checksum(key: bytes, answer: bytes) -> bytes:

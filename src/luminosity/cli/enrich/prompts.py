@@ -49,6 +49,11 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-key-env", metavar="VARIABLE", help="environment variable with the key of the server of --prompt-model"
     )
+    parser.add_argument(
+        "--prompt-cache",
+        metavar="FOLDER",
+        help="keep the answers in this folder, so that no later command computes or pays for them again",
+    )
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class PromptRequest(ColumnRequest):
     template: str = ""
     returns: str = "text"
     key_env: str | None = None
+    cache: str | None = None
 
     def __str__(self) -> str:
         return f"--prompt {self.name}={self.template}"
@@ -96,7 +102,7 @@ class PromptRequest(ColumnRequest):
         except InvalidArgument as error:
             raise OptionError(f"--returns {self.name}={self.returns}: {error.message}", fix=error.fix) from None
         try:
-            return Prompt(handler, self.template, returns=returns)
+            return Prompt(handler, self.template, returns=returns, cache=self.cache)
         except (InvalidArgument, InvalidType) as error:
             raise OptionError(f"{self}: {error.message}", fix=error.fix) from None
 
@@ -121,11 +127,8 @@ def prompt_requests(parsed: argparse.Namespace) -> list[PromptRequest]:
             columns = Template(text).columns
         except InvalidArgument as error:
             raise OptionError(f"--prompt {name}={text}: {error.message}", fix=error.fix) from None
-        found.append(
-            PromptRequest(
-                "prompt", name, columns, parsed.prompt_model, text, types.get(name, "text"), parsed.prompt_key_env
-            )
-        )
+        settings = text, types.get(name, "text"), parsed.prompt_key_env, parsed.prompt_cache
+        found.append(PromptRequest("prompt", name, columns, parsed.prompt_model, *settings))
     return found
 
 
@@ -134,8 +137,9 @@ def _check_model(parsed: argparse.Namespace) -> None:
         raise OptionError(
             "found --prompt without a model", fix="add --prompt-model with a folder, a name on the hub or URL#MODEL"
         )
-    if not parsed.prompt and (parsed.prompt_model or parsed.prompt_key_env):
-        raise OptionError("found --prompt-model or --prompt-key-env without --prompt", fix="add --prompt NAME=TEMPLATE")
+    for option in ("--prompt-model", "--prompt-key-env", "--prompt-cache"):
+        if not parsed.prompt and getattr(parsed, option[2:].replace("-", "_")):
+            raise OptionError(f"found {option} without --prompt", fix="add --prompt NAME=TEMPLATE")
     check_variable("--prompt-key-env", parsed.prompt_key_env)
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from apache_beam.ml.inference.base import PredictionResult
 
 from luminosity._shared.text import shorten
 from luminosity.core import InferenceMetrics
 from luminosity.errors import AnswerError, HandlerError, IncompleteAnswer, ModelDied
-from luminosity.inference.blocks import Block, rows
+from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.continuous import ContinuousModel, outcomes_of
 from luminosity.inference.handler import Handler, PartlyFailed, note
 from luminosity.inference.prompts.answers import AnswerType
+from luminosity.inference.prompts.kept import KeptTexts, Text
 from luminosity.inference.prompts.template import Messages
 
-__all__ = ["Answered", "Asking", "KnownAnswers", "is_sampled"]
+__all__ = ["Answered", "Asking", "KnownAnswers", "has_seed", "is_sampled"]
 
 _SHOWN_TEXT = 1000  # characters of an answer in its error: enough to see what the model did
 _MOST_ANSWERS = 100_000  # that are remembered; with the limit below, a few hundred MB at most
@@ -40,11 +43,20 @@ class Answered:
 
 def is_sampled(handler: Any, arguments: Mapping[str, Any]) -> bool:
     """Return whether the user asks for answers that differ from time to time: equal prompts are then all asked."""
-    given = {**(getattr(handler, "answer_arguments", None) or {}), **arguments}
+    given = _given(handler, arguments)
     temperature = given.get("temperature")
     if given.get("do_sample") is False:
         return False
     return bool(given.get("do_sample")) or (temperature is not None and temperature > 0)
+
+
+def has_seed(handler: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the user gives a seed: sampled answers to equal prompts are then equal."""
+    return _given(handler, arguments).get("seed") is not None
+
+
+def _given(handler: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(getattr(handler, "answer_arguments", None) or {}), **arguments}
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class Asking:
     answers: AnswerType
     retries: int
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    kept: KeptTexts | None = None
+    """Where the model's texts are kept; None if nowhere."""
 
     def ask(self, chats: Sequence[Messages], prepared: Block | None) -> list[Answered]:
         """Return the answer to each chat; ``prepared`` are the chats as the handler has prepared them, if it was."""
@@ -81,14 +95,24 @@ class Asking:
         except (ValueError, OverflowError) as error:
             return _Unreadable(text, str(error))
 
-    def _texts(self, chats: Sequence[Messages], prepared: Block | None) -> list[str | Exception]:
+    def _texts(self, chats: Sequence[Messages], prepared: Block | None) -> list[Text]:
+        if self.kept is None:
+            return self._asked(chats, prepared)
+
+        def ask(places: list[int]) -> list[Text]:
+            part = None if prepared is None else take(prepared, np.array(places, np.int64))
+            return self._asked([chats[place] for place in places], part)
+
+        return self.kept.texts([json.dumps(chat, ensure_ascii=False) for chat in chats], self.arguments, ask)
+
+    def _asked(self, chats: Sequence[Messages], prepared: Block | None) -> list[Text]:
         if prepared is None:
             prepared = self.handler.prepare(list(chats))
         if not self.handler.self_batching:
             return self._compute(prepared)
         return [text for place in range(len(chats)) for text in self._alone(_one(prepared, place))]
 
-    def _alone(self, prepared: Block) -> list[str | Exception]:
+    def _alone(self, prepared: Block) -> list[Text]:
         try:
             return self._compute(prepared)
         except IncompleteAnswer as error:
@@ -96,7 +120,7 @@ class Asking:
                 raise
             return [error]  # The same prompt gets the same answer.
 
-    def _compute(self, prepared: Block) -> list[str | Exception]:
+    def _compute(self, prepared: Block) -> list[Text]:
         handler = self.handler
         if isinstance(self.model, ContinuousModel) and handler.submits(self.arguments):
             outcomes = outcomes_of(self.model, rows(prepared), self.arguments)
@@ -105,13 +129,13 @@ class Asking:
         handler.wait(outputs)
         return self._read_texts(outputs)
 
-    def _collected(self, outcome: Any) -> list[str | Exception]:
+    def _collected(self, outcome: Any) -> list[Text]:
         """Return the text of one example of a model that takes them as they come, or its error."""
         if isinstance(outcome, ModelDied):
             raise outcome
         return [outcome] if isinstance(outcome, Exception) else self._read_texts([outcome])
 
-    def _read_texts(self, outputs: Any) -> list[str | Exception]:
+    def _read_texts(self, outputs: Any) -> list[Text]:
         handler = self.handler
         found = handler.collect(outputs)
         values, errors = (found.values, found.errors) if isinstance(found, PartlyFailed) else (found, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -17,13 +18,15 @@ from apache_beam.ml.inference.base import KeyedModelHandler, MaybeKeyedModelHand
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.adapt import adapt, check_handler, without_functions
 from luminosity.inference.adapting.wrapping import WrappedHandler
+from luminosity.inference.answer_cache import CacheSettings
 from luminosity.inference.answer_format import FormatsAnswers
 from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.continuous import ContinuousModel
 from luminosity.inference.handler import Handler, PartlyFailed
 from luminosity.inference.prompts.answers import AnswerType
-from luminosity.inference.prompts.asking import Answered, Asking, KnownAnswers, is_sampled
+from luminosity.inference.prompts.asking import Answered, Asking, KnownAnswers, has_seed, is_sampled
 from luminosity.inference.prompts.examples import Examples, example_messages
+from luminosity.inference.prompts.kept import KeptTexts, TextsInCache, keeper_of, kept_texts
 from luminosity.inference.prompts.template import Messages, NullValue, Template, check_columns, check_type
 
 __all__ = ["Prompt", "PromptModel"]
@@ -38,6 +41,8 @@ class PromptModel:
 
     inner: Any
     known: KnownAnswers = dataclasses.field(default_factory=KnownAnswers)
+    kept: KeptTexts | None = None
+    """Where its texts are kept for other processes and runs."""
 
 
 class Prompt(WrappedHandler):
@@ -69,6 +74,8 @@ class Prompt(WrappedHandler):
         nulls: "fail" makes a row fail if a column of the template is null in it; with "keep", its answer is null.
         explain: whether to add a sentence to the first message of the user that says which answers are allowed. The
             default is to do so, unless the examples show every choice.
+        cache: a folder on each worker's disk that keeps the model's answers, so that no later run asks for them again.
+        cache_limit: how much the folder may hold; then the answers that were not used for longest are removed.
     """
 
     def __init__(
@@ -83,6 +90,8 @@ class Prompt(WrappedHandler):
         retries: int = 1,
         nulls: Literal["fail", "keep"] = "fail",
         explain: bool | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_limit: str | int = "10GB",
     ) -> None:
         check_handler(handler)
         _check_takes_chats(handler)
@@ -104,7 +113,12 @@ class Prompt(WrappedHandler):
         wanted = self._answers.format
         if wanted is not None and isinstance(handler, FormatsAnswers):
             handler = cast("ModelHandler[Any, Any, Any]", handler.with_answer_format(wanted))
+        self._cache = CacheSettings.of(cache, cache_limit)
+        if self._cache is not None and isinstance(handler, TextsInCache):
+            handler, self._cache = cast("ModelHandler[Any, Any, Any]", handler.with_cache(self._cache)), None
         super().__init__(adapt(handler))
+        if self._cache is not None:
+            _check_keeps(self._inner, {})
         self.columnar = False
         self.takes_nulls = nulls == "keep"
         # Of a server, so that one process knows what all workers have asked. Ask the class: others import torch for it.
@@ -122,6 +136,12 @@ class Prompt(WrappedHandler):
 
     def __str__(self) -> str:
         return f"Prompt({self._inner})"
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raise if the handler does not take these ``inference_args``, or its answers can't be kept with them."""
+        super().validate_inference_args(inference_args)
+        if self._cache is not None:
+            _check_keeps(self._inner, inference_args or {})
 
     def check_input_type(self, kind: pa.DataType) -> None:
         """Raise unless a table with these columns has those of the template, and each can be put into a text."""
@@ -161,7 +181,8 @@ class Prompt(WrappedHandler):
 
     def load_model(self) -> PromptModel:
         """Load the handler's model."""
-        model = PromptModel(self._inner.load_model())
+        inner = self._inner.load_model()
+        model = PromptModel(inner, kept=kept_texts(self._inner, self._cache))
         if isinstance(model.inner, ContinuousModel):  # its thread holds it: it ends with what holds it here
             weakref.finalize(model, model.inner.close).atexit = False
         return model
@@ -171,7 +192,10 @@ class Prompt(WrappedHandler):
         arguments = inference_args or {}
         texts: list[str | None] = batch.column(_CHAT).to_pylist()
         asked = [place for place, text in enumerate(texts) if text is not None]
-        asking = Asking(self._inner, model.inner, self._answers, self._retries, arguments)
+        asks_each = is_sampled(self._inner, arguments)
+        is_kept = not asks_each or (self._cache is not None and has_seed(self._inner, arguments))
+        kept = model.kept if is_kept else None
+        asking = Asking(self._inner, model.inner, self._answers, self._retries, arguments, kept)
 
         def ask(places: list[int]) -> list[Answered]:
             chosen = [asked[place] for place in places]
@@ -180,7 +204,7 @@ class Prompt(WrappedHandler):
             prepared = take(batch.column(_PREPARED), np.array(chosen, np.int64)) if is_prepared else None
             return asking.ask(chats, prepared)
 
-        if is_sampled(self._inner, arguments):
+        if asks_each and not is_kept:
             answered = ask(list(range(len(asked)))) if asked else []
         else:
             suffix = repr(sorted(arguments.items()))
@@ -274,6 +298,21 @@ def _check_takes_chats(handler: ModelHandler[Any, Any, Any]) -> None:
             f"{type(without_functions(handler)).__name__} has functions before or after it (with_preprocess_fn, "
             "with_postprocess_fn), which a Prompt can't run",
             fix="call with_preprocess_fn or with_postprocess_fn of the Prompt",
+        )
+
+
+def _check_keeps(handler: Handler[Any, Any, Any], arguments: Mapping[str, Any]) -> None:
+    """Raise unless the answers of a model can be kept: it is known what they depend on, and they stay the same."""
+    if keeper_of(handler) is None:
+        raise InvalidArgument(
+            f"found cache= for {handler}, but not what its answers depend on",
+            fix="add a method texts_version() to the handler, which returns a text that differs for each version of "
+            "the model and its settings, or leave cache= out",
+        )
+    if is_sampled(handler, arguments) and not has_seed(handler, arguments):
+        raise InvalidArgument(
+            "found cache= with answers that are sampled and no seed: one answer would stand for many",
+            fix="pass a seed, or do_sample=False, or leave cache= out",
         )
 
 

@@ -236,6 +236,18 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         other._protocol = self._protocol.with_answer_format(answer_format)
         return other
 
+    def with_cache(self, cache: CacheSettings) -> HttpModelHandler:
+        """Return a copy that keeps the server's answers in this cache. Raises ``InvalidArgument`` if it has another."""
+        if self._cache is not None:
+            raise InvalidArgument(
+                f"found two caches, {cache.folder} and that of the handler, {self._cache.folder}",
+                fix="leave one of them out",
+            )
+        self._protocol.check_cache({})
+        other = copy.copy(self)
+        other._cache = cache
+        return other
+
     def check_files(self) -> None:
         """Raise ``EndpointError`` if the environment variable of the API key is not set in this process."""
         self._connection.key()

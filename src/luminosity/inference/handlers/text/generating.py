@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -13,12 +14,21 @@ from typing_extensions import Unpack
 
 from luminosity.core import InferenceMetrics
 from luminosity.errors import InvalidArgument
+from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.text.text_handler import TextHandler
 
 __all__ = ["GeneratingHandler", "ends_of"]
+_SETTINGS = (
+    "_max_new_tokens",
+    "_max_length",
+    "_generation_args",
+    "_chat_template_args",
+    "_answer_format",
+    "_dtype_name",
+)
 
 
 class GeneratingHandler(TextHandler[ExampleT]):
@@ -53,6 +63,12 @@ class GeneratingHandler(TextHandler[ExampleT]):
         if (inference_args or {}).get("return_dict_in_generate"):
             raise InvalidArgument("found return_dict_in_generate=True, expected False: a prediction is a text")
 
+    def texts_version(self) -> str:
+        """Return a text that differs for each version of the model and for all settings on which its texts depend."""
+        settings = {name: value for name, value in vars(self).items() if name in _SETTINGS}
+        parts = [self.source.version(), type(self).__qualname__, settings, dict(self.source.arguments)]
+        return json.dumps(parts, sort_keys=True, default=repr)
+
     def cost(self, prepared: Block) -> npt.NDArray[Any]:
         """Return the number of tokens of each text plus ``max_new_tokens``."""
         return super().cost(prepared) + self._max_new_tokens
@@ -61,6 +77,9 @@ class GeneratingHandler(TextHandler[ExampleT]):
         """Return the tokens that the model's own ``generate`` returns for a batch; count texts that it cuts."""
         arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
         arguments |= {**self._generation_args, **inference_args}
+        seed = arguments.pop("seed", None)  # transformers does not know it
+        if seed is not None:
+            require("torch", "torch").manual_seed(seed)
         if "stop_strings" in arguments:
             arguments.setdefault("tokenizer", self.tokenizer.whole)
         tokens = self.call(model.generate, batch, arguments)

@@ -299,9 +299,6 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     def _new_tokens(self, model: Any, batch: Batch, arguments: dict[str, Any]) -> Any:
         arguments = {**self._generation_args, **arguments}
-        seed = arguments.pop("seed", None)
-        if seed is not None:
-            require("torch", "torch").manual_seed(seed)
         given = batch.inputs["input_ids"].shape[1]
         if self._answer_format is not None:
             self._check_beams(arguments.get("num_beams", model.generation_config.num_beams))  # a model's files set some

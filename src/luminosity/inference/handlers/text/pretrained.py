@@ -6,6 +6,7 @@ is asked once, with a short timeout, before transformers runs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -27,6 +28,8 @@ from luminosity.inference.handlers.text.plain_tokenizer import PADDED_POSITIONS,
 __all__ = ["Pretrained", "must_stay_offline", "token_limit"]
 # The loading arguments of a model that also locate its configuration and its tokenizer.
 _WHERE = ("cache_dir", "gguf_file", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+_END_BYTES = 1 << 16  # of a file's beginning and of its end: whole weights take long to read
+_MOST_FILES = 10_000  # of a model's folder
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,22 @@ class Pretrained:
             return None
         with open(path, encoding="utf-8") as file:
             return json.load(file)
+
+    def version(self) -> str:
+        """Return a digest that differs for each version of the model's files: their names, sizes, times and ends."""
+        path = local_copy(self.path)
+        config = None if path.endswith(".gguf") else self.file("config.json")
+        top = path if config is None else os.path.dirname(config)
+        digest = hashlib.sha256(top.encode())
+        found = [os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names] or [top]
+        for each in sorted(found)[:_MOST_FILES]:
+            with open(each, "rb") as file:
+                status = os.fstat(file.fileno())
+                digest.update(f"\0{each}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+                digest.update(file.read(_END_BYTES))
+                file.seek(max(0, status.st_size - _END_BYTES))
+                digest.update(file.read(_END_BYTES))
+        return digest.hexdigest()
 
     def file(self, name: str) -> str | None:
         """Return the local path of a file of the model, or None if there is no such file."""
