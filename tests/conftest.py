@@ -77,10 +77,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip files that don't name the marker if only tests with it run: importing all files takes half a minute."""
-    if config.option.markexpr not in ("alone", "alone and not slow") or collection_path.suffix != ".py":
+    marker = config.option.markexpr.partition(" ")[0]
+    if marker not in ("alone", "thorough") or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text()
-    return None if "pytest.mark.alone" in text or (IS_CLUSTER and "leaves_nothing" in text) else True
+    is_alone_here = marker == "alone" and IS_CLUSTER and "leaves_nothing" in text
+    return None if f"pytest.mark.{marker}" in text or is_alone_here else True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,6 +19,8 @@ import pytest
 
 from tests.warm import run_module
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 

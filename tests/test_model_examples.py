@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FN_API_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 FILMS = ("Titanic", "Jaws")

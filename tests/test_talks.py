@@ -15,6 +15,8 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from tests.warm import run_module
 
+pytestmark = pytest.mark.thorough
+
 TALKS = Path(__file__).parent.parent / "examples" / "talks"
 RUNNERS = {
     "Luminosity": ["--runner=luminosity.LuminosityRunner", "--progress=off", "--run_dir=off", "--debug"],

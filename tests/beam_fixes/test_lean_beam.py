@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 HEAVY = ("beartype", "bson", "cryptography", "httplib2", "pandas", "pyarrow", "pymongo", "regex", "requests")
 _TIMEOUT_S = 300.0  # for a process that imports Beam on a busy machine
 FIRST = pytest.mark.parametrize("first", ["luminosity", "apache_beam"])

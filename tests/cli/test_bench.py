@@ -31,6 +31,8 @@ from luminosity.inference.tuning.tune import Choices, Tuning, flags, handler_cod
 from tests.inference.texts import save_with_tokenizer, tiny_bert_config
 from tests.warm import run_module
 
+pytestmark = pytest.mark.thorough
+
 _TEXTS = ["A short text.", "Another one, which is a little longer.", "And one more."] * 20
 _ALL_CORES = f"--threads={usable_cores()}"  # one process
 _LINE = """

@@ -22,6 +22,8 @@ from luminosity.drift import ColumnTest, column_test
 from luminosity.errors import DriftError
 from luminosity.evaluation.description.changes import chi_squared_p_value, fisher_p_value, ks_p_value
 
+pytestmark = pytest.mark.thorough
+
 stats: Any = scipy_stats  # its results are named tuples that type checkers do not know
 _RANDOM = np.random.default_rng(0)
 

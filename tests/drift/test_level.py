@@ -14,6 +14,8 @@ import pytest
 
 from luminosity.drift import RBF, Aggregate, Kernel, Laplacian, Linear, MMDTestResult, Polynomial, mmd_test
 
+pytestmark = pytest.mark.thorough
+
 _TRIALS = 250
 _RIGHT = range(4, 24)
 

@@ -19,6 +19,7 @@ from tests.marks import first_time
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

@@ -23,6 +23,8 @@ from luminosity.inference.options import ModelCacheConfig, threads_of
 from tests.inference.stores import PAUSE, ROOT, fetchers, opened, wait_for_tick
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -18,6 +18,8 @@ from luminosity.core import WorkerShare, usable_cores
 from luminosity.inference.threads import share_of_cores
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.thorough
+
 _PRELUDE = """
 import json, os, time
 from luminosity.inference.threads import limit_threads

@@ -16,6 +16,8 @@ from tests.inference.handlers.model_server import serving
 from tests.inference.troubled_chat import TroubledChat, kill, results, rows_of, running
 from tests.runners import IS_REFERENCE
 
+pytestmark = pytest.mark.thorough
+
 _COUNT = 260
 _WINDOW_S = 1.0
 _LIMITS = {"requests_per_minute": 120, "tokens_per_minute": 9000, "window_s": _WINDOW_S}

@@ -25,6 +25,8 @@ from apache_beam.transforms import window
 from luminosity import Handler, RunInference
 from tests.both_runners import Pipelines, counters
 
+pytestmark = pytest.mark.thorough
+
 
 class FromFile(Handler[int, Any, int]):
     """Adds the number that its file holds; each prediction names its batch."""

@@ -20,6 +20,8 @@ from luminosity.drift.transforms import plan
 from luminosity.drift.transforms.plan import Cutting
 from tests.both_runners import Pipelines, counters
 
+pytestmark = pytest.mark.thorough
+
 _RANDOM = np.random.default_rng(0)
 X, Y = _RANDOM.normal(size=(700, 5)), _RANDOM.normal(0.05, 1, size=(600, 5))
 X_IDS, Y_IDS = np.arange(700), np.array([f"y{number}" for number in range(600)])

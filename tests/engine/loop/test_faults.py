@@ -39,6 +39,7 @@ from tests.processes import (
 from tests.runners import IS_REFERENCE, collect, collect_all, new_pipeline, run
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

@@ -17,6 +17,7 @@ from tests.marks import note
 from tests.runners import IS_REFERENCE, collect, new_pipeline, run
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does"),
     pytest.mark.usefixtures("leaves_nothing"),
 ]

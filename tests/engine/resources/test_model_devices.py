@@ -29,7 +29,7 @@ from luminosity.errors import OptionError
 from tests.plans import break_between, explained, stage_with
 from tests.runners import IS_REFERENCE, collect, new_pipeline
 
-pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")]
 
 _ASKED_BY_OPTION = "--experiments=worker_accelerator=type:nvidia-tesla-t4;count:1;install-nvidia-driver"
 

@@ -16,6 +16,8 @@ from luminosity.engine.workers import launcher, preloading
 from luminosity.engine.workers.launcher import ForkServer
 from tests.runners import IS_CLUSTER, IS_REFERENCE
 
+pytestmark = pytest.mark.thorough
+
 _ONE: dict[str, str] = {**dict.fromkeys(OPENMP_VARIABLES, "1")}
 _SKLEARN = "apache_beam.ml.inference.sklearn_inference"
 

@@ -21,6 +21,8 @@ from luminosity.inference.host.interface import LaneSettings
 from tests.inference.texts import MINILM
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = """
 import os, sys
 

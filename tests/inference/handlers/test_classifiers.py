@@ -13,6 +13,8 @@ from apache_beam.ml.inference.base import RunInference
 from luminosity.inference.handlers.text.classifiers import TextClassifier, TokenClassifier
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
+pytestmark = pytest.mark.thorough
+
 # A single text's scores equal the pipeline's exactly; in a batch, float32 is summed in another order.
 ROUNDING = 1e-4
 

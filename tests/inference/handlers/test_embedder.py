@@ -15,6 +15,8 @@ from apache_beam.ml.inference.base import RunInference
 from luminosity.inference.handlers.text.embedder import SentenceEmbedder
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def handler() -> SentenceEmbedder:

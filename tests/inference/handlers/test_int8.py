@@ -31,6 +31,8 @@ from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.handlers.test_packed import CONFIGS, LONGEST, packed, rows_of, saved
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
+pytestmark = pytest.mark.thorough
+
 KINDS = sorted(CONFIGS.keys() - {"modernbert"})
 MANY = [1, 2, LONGEST, 7, 30, 5, 19, 1]
 

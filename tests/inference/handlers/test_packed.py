@@ -24,6 +24,8 @@ from luminosity.inference.handlers.text.packed.packing import Packing, packing_o
 from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
+pytestmark = pytest.mark.thorough
+
 CPU = torch.device("cpu")
 LONGEST = 64
 SMALL: dict[str, Any] = {

@@ -12,6 +12,8 @@ import pytest
 
 from tests.inference.handlers.test_packed import CONFIGS
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("triton", reason="triton has no package for this system")
 
 

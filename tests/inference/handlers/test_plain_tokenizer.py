@@ -22,6 +22,8 @@ from luminosity.inference.handlers.text.plain_tokenizer import PlainTokenizer, r
 from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
+pytestmark = pytest.mark.thorough
+
 ODD = [
     "", " ", "\n\t", "a\x0bb", "a\x1fb", "a\x85b", "a\xa0b", "a\u200bb", "\ufeffa", "a\x00b", "e\u0301", "İstanbul",
     "ΑΣ ΑΣ", "한국어", "中文 和 日本語", "[MASK]", "a[SEP]b", "[cls]", "<s>", "a <mask> b", "##ing", "don't",

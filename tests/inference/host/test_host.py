@@ -24,6 +24,8 @@ from luminosity.inference.host.host import ModelHost
 from luminosity.inference.host.interface import LaneSettings, Outcome
 from tests.marks import note, wait_for_file
 
+pytestmark = pytest.mark.thorough
+
 _PATIENCE_S = 120
 
 

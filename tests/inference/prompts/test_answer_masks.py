@@ -28,6 +28,8 @@ from tests.both_runners import pipelines as pipelines
 from tests.both_runners import runner_name as runner_name
 from tests.inference.prompts.models import save_writer
 
+pytestmark = pytest.mark.thorough
+
 SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 GREEDY = {"do_sample": False}
 

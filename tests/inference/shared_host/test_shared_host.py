@@ -28,6 +28,8 @@ from apache_beam.runners.runner import create_runner
 from luminosity import Handler, RunInference
 from tests.marks import note, notes
 
+pytestmark = pytest.mark.thorough
+
 _PATIENCE_S = 120
 TWO_PROCESSES = {
     "fnapi": ("FnApiRunner", ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]),

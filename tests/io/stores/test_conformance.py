@@ -30,6 +30,8 @@ from tests.io.stores.vectors import numbered, vectors
 from tests.runners import IS_REFERENCE
 from tests.streams import early_and_late_panes, run_stream, stream_of
 
+pytestmark = pytest.mark.thorough
+
 
 class Place(NamedTuple):
     where: str

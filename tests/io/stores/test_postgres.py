@@ -25,6 +25,8 @@ from luminosity.io.stores.store import Target, WriteMode
 from tests.io.stores.postgres_server import computes_distances, postgres_database, postgres_server
 from tests.io.stores.vectors import numbered
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "stores" / "postgres.py"
 
 

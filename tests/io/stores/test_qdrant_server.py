@@ -28,6 +28,8 @@ from tests.io.stores.qdrant_server import StandIn, fails, qdrant_server
 from tests.io.stores.vectors import numbered, vectors
 from tests.processes import waiting_process
 
+pytestmark = pytest.mark.thorough
+
 POINTS = "PUT /collections/things[^/]*/points"
 KEY = "a-key-that-nobody-may-see"
 

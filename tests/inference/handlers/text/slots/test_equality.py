@@ -8,6 +8,8 @@ import pytest
 
 from tests.inference.handlers.text.slots.models import FAMILIES, alone, answers, made, prompts, slot_model
 
+pytestmark = pytest.mark.thorough
+
 _LENGTHS = (1, 2, 33, 70, 1, 64, 50, 9, 20, 150)
 _LIMITS = (5, 20, 30, 20, 40, 16, 1, 30, 12, 42)
 

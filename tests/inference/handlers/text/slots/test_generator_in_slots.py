@@ -15,6 +15,8 @@ from luminosity.inference.handler import noting
 from tests.both_runners import Pipelines, counters
 from tests.inference.texts import save_with_tokenizer, sentences
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
