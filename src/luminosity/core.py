@@ -188,9 +188,10 @@ class InferenceMetrics:
     LATENCY: Final = (
         "batch_ms"  # how the names of counters of batches by their time begin, see luminosity._shared.kafka_metrics
     )
+    FIRST_TOKEN: Final = "first_token_ms"  # likewise: answers by the time from the request to their first token
 
     ALL: Final = frozenset[str](
-        value for name, value in vars().items() if name.isupper() and name not in ("HIGH", "LATENCY")
+        value for name, value in vars().items() if name.isupper() and name not in ("HIGH", "LATENCY", "FIRST_TOKEN")
     ) | {LINE_COST_SQUARED + HIGH, LINE_PRODUCT + HIGH}
 
 

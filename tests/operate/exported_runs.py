@@ -86,7 +86,7 @@ def snapshot(number: int, seconds: float, elements: int = 100) -> Snapshot:
     model = replace(
         model, prompt_tokens=900, new_tokens=300, cached_prompt_tokens=100, cost=0.5, limit_wait_seconds=2.0
     )
-    model = replace(model, cached_answers=7, repeated_prompts=3)
+    model = replace(model, cached_answers=7, repeated_prompts=3, first_token_p50_ms=80.0, first_token_p99_ms=400.0)
     reads = KafkaView("Read/Kafka", "read", records=elements, dead_letters=1, lost=2, lag=30, partitions=2)
     read = StageView("s1", "held back", ("Embed",), elements=elements, queued=7, queued_bytes=700, running=1)
     read = replace(read, busy_seconds=12.5, cpu_seconds=9.25, bundles=6, retries=1, output_bytes=4096, kafka=(reads,))

@@ -18,6 +18,7 @@ __all__ = [
     "KafkaMetrics",
     "TimeCounters",
     "bucket_counts",
+    "bucket_name",
     "bucket_names",
     "is_bucket",
     "percentile_ms",
@@ -80,8 +81,7 @@ class TimeCounters:
             # Where something is counted, Beam is loaded; commands that only read records start faster without it.
             from apache_beam.metrics import Metrics
 
-            limit = BUCKET_LIMITS_MS[bucket] if bucket < len(BUCKET_LIMITS_MS) else _BEYOND
-            counter = self._counters[bucket] = Metrics.counter(self._namespace, f"{self._name}{_TO}{limit}")
+            counter = self._counters[bucket] = Metrics.counter(self._namespace, _bucket_named(self._name, bucket))
         counter.inc(count)
 
 
@@ -93,6 +93,19 @@ def is_bucket(namespace: str, name: str) -> bool:
     """
     times = {KafkaMetrics.READ: KafkaMetrics.AGE, KafkaMetrics.WRITE: KafkaMetrics.LATENCY}
     return namespace in times and name.startswith(times[namespace] + _TO)
+
+
+def bucket_name(name: str, time_ms: float) -> str:
+    """Return the name of the counter of the bucket of a time.
+
+    >>> bucket_name("latency_ms", 81.5), bucket_name("latency_ms", -1)
+    ('latency_ms_to_100', 'latency_ms_to_0')
+    """
+    return _bucket_named(name, bisect_left(BUCKET_LIMITS_MS, time_ms))
+
+
+def _bucket_named(name: str, bucket: int) -> str:
+    return f"{name}{_TO}{BUCKET_LIMITS_MS[bucket] if bucket < len(BUCKET_LIMITS_MS) else _BEYOND}"
 
 
 def bucket_names(name: str) -> frozenset[str]:

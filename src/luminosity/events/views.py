@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _OLD_RECORD = "this run's record does not have it"
+_NO_FIRST_TOKEN = "the model writes no text, or can't tell when the first token is there: a server that does not stream"
 _NOT_COUNTED = "the step does not count it, or the record is of an older version"
 
 Status = Literal["waiting", "starved", "held back", "needs worker", "busy", "done"]
@@ -90,6 +91,23 @@ class InferenceView:
         "milliseconds",
         title="p99",
         dash=_NOT_COUNTED,
+    )
+    # The time from a prompt to the first token of its answer, within 15%; None where the model can't tell it.
+    first_token_p50_ms: float | None = gauge(
+        None,
+        "Median time from a prompt to the first token of its answer",
+        "model_first_token_p50_seconds",
+        "milliseconds",
+        title="First token p50",
+        dash=_NO_FIRST_TOKEN,
+    )
+    first_token_p99_ms: float | None = gauge(
+        None,
+        "The time within which 99% of answers had their first token",
+        "model_first_token_p99_seconds",
+        "milliseconds",
+        title="First token p99",
+        dash=_NO_FIRST_TOKEN,
     )
     # Where the model computes: on an accelerator's worker, any other worker, or a server; empty in older records.
     runs_on: Literal["device", "server", "worker", ""] = ""

@@ -45,6 +45,8 @@ _INFERENCE = frozenset(
     "worker_seconds",
     "batch_p50_ms",
     "batch_p99_ms",
+    "first_token_p50_ms",
+    "first_token_p99_ms",
 }
 _MOST_LEVEL = 2
 

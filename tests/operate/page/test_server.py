@@ -462,6 +462,8 @@ def test_the_page_learns_its_columns_from_the_fields_of_views(app: Any, live: Re
         "out_of_memory",
         "batch_p50_ms",
         "batch_p99_ms",
+        "first_token_p50_ms",
+        "first_token_p99_ms",
     }
     units = {each["unit"] for described in columns.values() for each in described}
     table = (page_app.FOLDER / "table.js").read_text().partition("const UNITS = {")[2].partition("}")[0]

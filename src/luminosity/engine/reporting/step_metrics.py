@@ -16,7 +16,8 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.events import InferenceView, KafkaView, MetricView, ModelLoaded, ModelVersion, PartitionLag
 
 __all__ = ["MOST_METRICS", "KafkaProgress", "LoadedModels", "Views", "inference_views", "user_metrics"]
-_NAMES = InferenceMetrics.ALL | bucket_names(InferenceMetrics.LATENCY)
+_BUCKETS = bucket_names(InferenceMetrics.LATENCY) | bucket_names(InferenceMetrics.FIRST_TOKEN)
+_NAMES = InferenceMetrics.ALL | _BUCKETS
 _LEAST_BATCHES = 4  # for a line: fewer say more about chance than about the model
 _LEAST_SPREAD = 0.02  # of the mean cost: the standard deviation of costs from which a line can be told
 _MOST_LOADS = 20  # events at once, of one model
@@ -67,6 +68,7 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device
     loads = count(InferenceMetrics.LOADS)
     fixed_seconds, seconds_per_cost = _line(counters)
     times = bucket_counts(counters, InferenceMetrics.LATENCY)
+    first_tokens = bucket_counts(counters, InferenceMetrics.FIRST_TOKEN)
     return InferenceView(
         step,
         inferences=count(InferenceMetrics.EXAMPLES),
@@ -104,6 +106,8 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device
         repeated_prompts=count(InferenceMetrics.REPEATED_PROMPTS),
         batch_p50_ms=percentile_ms(times, 0.5),
         batch_p99_ms=percentile_ms(times, 0.99),
+        first_token_p50_ms=percentile_ms(first_tokens, 0.5),
+        first_token_p99_ms=percentile_ms(first_tokens, 0.99),
     )
 
 

@@ -52,6 +52,7 @@ def parts(view: InferenceView | KafkaView) -> list[str]:
     ...     device_busy_seconds=3.0, cost=0.0123, cached_answers=40, repeated_prompts=5)):
     ...     print(part)
     4,500 tokens in, 900 out (300/s)
+    first token unknown
     cost 0.0123, 0.000137 a row
     40 answers from the cache
     5 repeated prompts
@@ -145,6 +146,8 @@ def _tokens(view: InferenceView) -> list[str]:
         speed = view.new_tokens / view.device_busy_seconds if view.device_busy_seconds else 0.0
         rate = f" ({words.rate(speed)})" if speed else ""
         said.append(f"{words.number(view.prompt_tokens)} tokens in, {words.number(view.new_tokens)} out{rate}")
+    if view.new_tokens:
+        said.append(_first_token(view))
     if view.cost:
         each = f", {view.cost / view.inferences:.3g} a row" if view.inferences else ""
         said.append(f"cost {view.cost:.6g}{each}")
@@ -155,6 +158,13 @@ def _tokens(view: InferenceView) -> list[str]:
     if view.limit_wait_seconds and view.requests:
         said.append(f"limits {words.duration(view.limit_wait_seconds / view.requests)} wait each")
     return said
+
+
+def _first_token(view: InferenceView) -> str:
+    if view.first_token_p50_ms is None:
+        return "first token unknown"
+    p50, p99 = (words.milliseconds((each or 0.0) / 1000) for each in (view.first_token_p50_ms, view.first_token_p99_ms))
+    return f"first token p50 {p50} ms, p99 {p99} ms"
 
 
 def _many(count: int, what: str, more: str = "") -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -163,7 +163,9 @@ def exchange(
 
     Raises ``RetryableError`` if the same request may succeed later, and ``RemoteModelError`` otherwise.
     """
-    ends = time.monotonic() + seconds
+    began = time.monotonic()
+    ends = began + seconds
+    arrivals: list[tuple[int, float]] = []
     url = connection.address.shown(request.path)
     try:
         raw = client.urlopen(
@@ -177,7 +179,8 @@ def exchange(
             preload_content=False,
         )
         try:
-            body = _read(raw, url, ends, connection.max_response_bytes)
+            arrived = (lambda size: arrivals.append((size, time.monotonic() - began))) if request.is_stream else None
+            body = _read(raw, url, ends, connection.max_response_bytes, arrived)
         except BaseException:
             raw.close()  # the unread rest must not be read as the next response
             raise
@@ -194,16 +197,19 @@ def exchange(
         raise RemoteModelError(f"{url} sent a response that can't be decompressed: {_reason(error)}") from error
     except exceptions.HTTPError as error:
         raise EndpointError(f"the request to {url} failed: {_reason(error)}") from error
-    return Response(raw.status, {name.lower(): value for name, value in raw.headers.items()}, body, url, key, request)
+    headers = {name.lower(): value for name, value in raw.headers.items()}
+    return Response(raw.status, headers, body, url, key, request, tuple(arrivals))
 
 
-def _read(raw: Any, url: str, ends: float, max_bytes: int) -> bytes:
+def _read(raw: Any, url: str, ends: float, max_bytes: int, arrived: Callable[[int], None] | None = None) -> bytes:
     """Read chunk by chunk: a server that sends a byte now and then would block a plain ``read`` without end."""
     pieces: list[bytes] = []
     size = 0
     while piece := raw.read1(_CHUNK):
         pieces.append(piece)
         size += len(piece)
+        if arrived is not None:
+            arrived(size)
         if size > max_bytes:
             raise RemoteModelError(
                 f"{url} answered with more than {max_bytes:,} bytes, the limit of max_response_bytes",

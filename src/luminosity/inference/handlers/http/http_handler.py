@@ -170,6 +170,7 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         *,
         parameters: Mapping[str, Any] | None = None,
         allow_incomplete: bool = False,
+        stream: bool = False,
         **options: Unpack[HttpOptions],
     ) -> HttpModelHandler:
         """Return a handler that turns messages, or lists of messages, into the text of the model's response.
@@ -182,9 +183,10 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             model: the name by which the server knows the model.
             parameters: sent with every request, such as ``{"temperature": 0}``, like ``inference_args``.
             allow_incomplete: return every text as it came, also if it is cut, empty, or not the requested JSON.
+            stream: let the server send each answer token by token, so that the time to the first token is known.
             options: the other arguments of ``HttpModelHandler``.
         """
-        return cls(url, Chat(model, parameters, allow_incomplete), **options)
+        return cls(url, Chat(model, parameters, allow_incomplete, stream), **options)
 
     @classmethod
     def kserve(

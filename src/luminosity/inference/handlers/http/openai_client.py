@@ -144,8 +144,15 @@ class Chat(_OpenAIProtocol):
     max_batch_size = None
     output_type = pa.string()
 
-    def __init__(self, model: str, parameters: Mapping[str, Any] | None = None, allow_incomplete: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        parameters: Mapping[str, Any] | None = None,
+        allow_incomplete: bool = False,
+        stream: bool = False,
+    ) -> None:
         super().__init__(model)
+        self._stream = stream
         self._parameters = dict(parameters or {})
         self._allow_incomplete = allow_incomplete
         self._answer_format: AnswerFormat | None = None
@@ -198,7 +205,9 @@ class Chat(_OpenAIProtocol):
     def request(self, prepared: Block, arguments: dict[str, Any], facts: Any) -> Request:
         """Return the request for the completion of one example."""
         body = {"model": self.model, **self._parameters, **arguments, "messages": prepared[0]}
-        return Request("/v1/chat/completions", to_json_bytes(body))
+        if self._stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return Request("/v1/chat/completions", to_json_bytes(body), is_stream=self._stream)
 
     def read(self, response: Response, count: int, facts: Any) -> Predictions:
         """Return the text of the only choice. Raises ``IncompleteAnswer`` unless it is all that was asked for."""

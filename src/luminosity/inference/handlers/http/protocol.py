@@ -76,6 +76,8 @@ class Request:
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
+    is_stream: bool = False
+    """Whether the response may come in pieces whose times say something."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Response:
     key: ApiKey | None = field(default=None, repr=False)
     request: Request | None = field(default=None, repr=False)
     """The request that the server answered."""
+    arrivals: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    """Of a stream: how many bytes of the body were there after how many seconds."""
+    first_token_s: float | None = None
+    """Seconds from the request to the first token of the answer; None if they are not known."""
 
     def json(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises ``EndpointError`` if it is anything else."""

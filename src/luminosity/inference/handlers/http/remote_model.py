@@ -17,7 +17,9 @@ from luminosity.errors import EndpointError, IncompleteAnswer, RemoteModelError
 from luminosity.inference.answer_cache import AnswerCache, CacheSettings, open_cache
 from luminosity.inference.blocks import Block, rows, take
 from luminosity.inference.handler import note
+from luminosity.inference.handlers.first_token import note_first_token
 from luminosity.inference.handlers.http.connection import Connection, exchange
+from luminosity.inference.handlers.http.event_stream import is_event_stream, whole_answer
 from luminosity.inference.handlers.http.gate import Permit, shared_gate
 from luminosity.inference.handlers.http.limits import Claim, Limiter, RequestLimits
 from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
@@ -210,6 +212,10 @@ class RemoteModel:
         with claim:
             try:
                 response = exchange(self._client, request, self._connection, self._key, seconds)
+                if request.is_stream and is_event_stream(response):
+                    response = whole_answer(response)
+                    if response.first_token_s is not None:
+                        note_first_token(response.first_token_s)
                 self._count(response, claim)
                 if response.status >= 500:
                     permit.overloaded()

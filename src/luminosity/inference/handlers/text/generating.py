@@ -17,6 +17,7 @@ from luminosity.errors import InvalidArgument
 from luminosity.extras import require
 from luminosity.inference.blocks import Block
 from luminosity.inference.handler import ExampleT, HandlerOptions, note
+from luminosity.inference.handlers.first_token import FirstTokenClock, note_first_token
 from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.text.text_handler import TextHandler
 
@@ -75,14 +76,18 @@ class GeneratingHandler(TextHandler[ExampleT]):
 
     def generate(self, model: Any, batch: Batch, inference_args: dict[str, Any]) -> Any:
         """Return the tokens that the model's own ``generate`` returns for a batch; count texts that it cuts."""
-        arguments = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
+        arguments: dict[str, Any] = {"max_new_tokens": self._max_new_tokens, "pad_token_id": self.pad_id}
         arguments |= {**self._generation_args, **inference_args}
         seed = arguments.pop("seed", None)  # transformers does not know it
         if seed is not None:
             require("torch", "torch").manual_seed(seed)
         if "stop_strings" in arguments:
             arguments.setdefault("tokenizer", self.tokenizer.whole)
+        clock = FirstTokenClock()
+        arguments["logits_processor"] = [*(arguments.get("logits_processor") or ()), clock]
         tokens = self.call(model.generate, batch, arguments)
+        if clock.seconds is not None:
+            note_first_token(clock.seconds, batch.count)
         given = 1 if getattr(self.config, "is_encoder_decoder", False) else batch.inputs["input_ids"].shape[1]
         ends = {self.pad_id, *ends_of(model, arguments)}
         new = tokens[:, given:].tolist()

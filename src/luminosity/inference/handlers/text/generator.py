@@ -25,6 +25,7 @@ from luminosity.inference.answer_format import AnswerFormat
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.continuous import ContinuousModel
 from luminosity.inference.handler import HandlerOptions, PartlyFailed, note, noting
+from luminosity.inference.handlers.first_token import note_first_token
 from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.text.answer_masks import AnswerMasks, check_answer_format, logits_processor, masks_of
 from luminosity.inference.handlers.text.generating import GeneratingHandler, ends_of
@@ -340,6 +341,8 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
             note(InferenceMetrics.IN_SLOTS if answer.is_of_slots else InferenceMetrics.BY_TRANSFORMERS)
             note(InferenceMetrics.PROMPT_TOKENS, answer.prompt_tokens)
             note(InferenceMetrics.NEW_TOKENS, len(answer.tokens))
+            if answer.first_token_s is not None:
+                note_first_token(answer.first_token_s)
             if answer.is_cut:
                 note(InferenceMetrics.CUT_TEXTS)
         tokens = [answer.tokens for answer in answers]

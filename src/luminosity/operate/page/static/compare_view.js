@@ -139,6 +139,7 @@ function modelDifferences(one, two) {
     ["inferences", (row) => row.view.inferences ?? null, count, null],
     ["median time of a batch", (row) => (row.view.batch_p50_ms === undefined ? null : row.view.batch_p50_ms / 1000), duration, "less"],
     ["99th percentile of a batch's time", (row) => (row.view.batch_p99_ms === undefined ? null : row.view.batch_p99_ms / 1000), duration, "less"],
+    ["median time to the first token", (row) => (row.view.first_token_p50_ms === undefined || row.view.first_token_p50_ms === null ? null : row.view.first_token_p50_ms / 1000), duration, "less"],
     ["examples in a batch", (row) => row.meanBatch, (value) => value.toFixed(1), null],
     ["padding", (row) => row.padding, percent, "less"],
     ["computes", (row) => row.computes, percent, "more"],

@@ -61,6 +61,8 @@ function tokensOf(view) {
     const speed = view.device_busy_seconds ? `, ${rate(written / view.device_busy_seconds)}` : "";
     const known = view.cached_prompt_tokens ? `, ${count(view.cached_prompt_tokens)} of them in the server's cache` : "";
     said.push(`The model read ${count(asked)} tokens${known}, and wrote ${count(written)}${speed}.`);
+    const isKnown = view.first_token_p50_ms !== undefined && view.first_token_p50_ms !== null;
+    if (written) said.push(isKnown ? `The first token of an answer came after ${duration(view.first_token_p50_ms / 1000)}, for 99% within ${duration(view.first_token_p99_ms / 1000)}.` : "The time to the first token is unknown.");
   }
   if (view.cost) said.push(`They cost ${short(view.cost)}${view.inferences ? `, ${short(view.cost / view.inferences)} a row` : ""}.`);
   if (view.cached_answers) said.push(`${count(view.cached_answers)} answers came from the cache.`);

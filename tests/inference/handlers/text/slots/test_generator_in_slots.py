@@ -101,6 +101,8 @@ def test_what_is_counted(path: str) -> None:
     assert (handler.memory(model) or 0) > 30522 * 32 * 4
     model.close()
 
+    first_tokens = [name for name in notes if name.startswith(InferenceMetrics.FIRST_TOKEN)]
+    assert sum(notes.pop(name) for name in first_tokens) == 2
     assert notes == {
         InferenceMetrics.IN_SLOTS: 2,
         InferenceMetrics.PROMPT_TOKENS: 4 + 3,

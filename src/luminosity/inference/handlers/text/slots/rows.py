@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
@@ -40,6 +41,8 @@ class Row:
         self.future: Future[Any] = Future()
         self.tokens: list[int] = []
         self.slot = -1
+        self._came = time.monotonic()
+        self._first_token_s: float | None = None
         self._decode = decode
         seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(8), "little")
         self._random = np.random.default_rng(seed) if settings.is_sampled else None
@@ -67,14 +70,19 @@ class Row:
     def take(self, tokens: list[int]) -> Answer | None:
         """Take the next tokens, and return the answer if the text ends with one of them."""
         settings = self.settings
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic() - self._came
         for token in tokens:
             self.tokens.append(token)
             if self.matcher is not None and token not in settings.ends:
                 self.matcher.accept(token)
             if settings.stops and cut_behind(self._decode(self.tokens), settings.stops) is not None:
-                return Answer(self.tokens, len(self.ids), is_cut=False, stops=settings.stops)
+                return self._answer(is_cut=False, stops=settings.stops)
             if token in settings.ends or (self.matcher is not None and self.matcher.stopped):
-                return Answer(self.tokens, len(self.ids), is_cut=False)
+                return self._answer(is_cut=False)
             if not self.left:
-                return Answer(self.tokens, len(self.ids), is_cut=True)
+                return self._answer(is_cut=True)
         return None
+
+    def _answer(self, is_cut: bool, stops: tuple[str, ...] = ()) -> Answer:
+        return Answer(self.tokens, len(self.ids), is_cut, stops, first_token_s=self._first_token_s)

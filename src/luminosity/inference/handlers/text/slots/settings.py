@@ -89,6 +89,8 @@ class Answer:
     """Texts of which one ends the text; empty if something else does."""
     is_of_slots: bool = True
     """Whether the slots have computed it, not transformers."""
+    first_token_s: float | None = None
+    """Seconds from the request to the first token; None if they are not known."""
 
 
 def request_of(example: Any) -> tuple[Sequence[int], dict[str, Any]]:
