@@ -30,6 +30,7 @@
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
+    │   └── CheckpointDamaged                 a file of a checkpoint is missing, or is not what was written
     ├── EvaluationError (ValueError)          predictions can't be evaluated, or a table can't be described
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
@@ -62,6 +63,7 @@ __all__ = [
     "BlockLost",
     "BudgetReached",
     "CacheError",
+    "CheckpointDamaged",
     "CheckpointError",
     "CheckpointFailed",
     "DriftError",
@@ -289,6 +291,10 @@ class DriftError(LuminosityError, ValueError):
 
 class CheckpointError(LuminosityError, ValueError):
     """A checkpoint folder can't be used: it is in use, of another version, or belongs to another pipeline."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file of a checkpoint is missing, or has other bytes than were written. The folder stays as it is."""
 
 
 class EvaluationError(LuminosityError, ValueError):

@@ -1,16 +1,19 @@
-"""A checkpoint folder after a power loss: the end of the log may be missing, but what is left is a whole checkpoint."""
+"""A checkpoint folder after a power loss: the end of the log may be missing, but not what was synced."""
 
 from __future__ import annotations
 
 import contextlib
 import marshal
+import os
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from luminosity.engine.durable import synced_log
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.errors import CheckpointDamaged
 from tests.durability import jobs
 from tests.durability.kills import Job
 from tests.marks import notes
@@ -39,27 +42,33 @@ def _check(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_log_that_is_cut_off_leaves_a_whole_checkpoint(tmp_path: Path, seed: int) -> None:
+def test_a_log_that_is_cut_off_leaves_what_was_synced(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
-    copies: list[tuple[Path, int, int]] = []  # with the last checkpoint, and the last one that was synced
-    synced = 0
+    copies: list[tuple[Path, int, int, int]] = []  # the last checkpoint, the last synced one, where its log ends
+    synced = synced_bytes = 0
     with contextlib.closing(CheckpointFolder(str(tmp_path / "run"))) as folder:
         for number in range(1, _TRANSACTIONS + 1):
             folder.write(_transaction(number, chance))
             if number % 20 == 0:
                 folder.sync()
-                synced = number
+                synced, synced_bytes = number, (tmp_path / "run" / "checkpoint.sqlite-wal").stat().st_size
             if chance.random() < _CUTS / _TRANSACTIONS:
                 copy = tmp_path / f"copy-{number}"
                 shutil.copytree(tmp_path / "run", copy)  # No process writes meanwhile: as the disk is at one moment.
-                copies.append((copy, number, synced))
+                copies.append((copy, number, synced, synced_bytes))
     assert copies
-    last: list[int] = []
-    for copy, number, _ in copies:
+    for copy, number, *_ in copies:
         assert _check(_cut(copy, None, chance)) == number
-        last.append(_check(_cut(copy, chance, chance)))
-    assert all(found <= number for found, (_, number, _) in zip(last, copies, strict=True))
-    assert any(found < number for found, (_, number, _) in zip(last, copies, strict=True))  # Something was cut off.
+    monkeypatch.setattr(synced_log, "boot_id", lambda: "another")
+    for copy, number, synced, synced_bytes in copies:
+        length = chance.randrange(synced_bytes, (copy / "checkpoint.sqlite-wal").stat().st_size + 1)
+        assert _check(_cut(copy, length, chance)) == synced
+        assert synced <= number
+        if synced_bytes:
+            with pytest.raises(CheckpointDamaged):  # The disk has lost what it had synced.
+                _check(_cut(copy, chance.randrange(synced_bytes), chance))
 
 
 @pytest.mark.alone
@@ -91,13 +100,11 @@ def test_a_run_continues_from_what_the_disk_had(tmp_path: Path, job_name: str) -
     assert set(notes(copy / "result")) == expected  # The last step may be repeated.
 
 
-def _cut(copy: Path, cutting: random.Random | None, chance: random.Random) -> Path:
-    """Return another copy of the folder, the log of which ends somewhere."""
+def _cut(copy: Path, length: int | None, chance: random.Random) -> Path:
+    """Return another copy of the folder, the log of which has this length."""
     again = copy.with_name(f"{copy.name}-{chance.randrange(1 << 30)}")
     shutil.copytree(copy, again)
-    log = again / "checkpoint.sqlite-wal"
     (again / "checkpoint.sqlite-shm").unlink(missing_ok=True)  # It is in memory only, and lost with the power.
-    if cutting is not None:
-        with open(log, "rb+") as file:
-            file.truncate(cutting.randrange(log.stat().st_size + 1))
+    if length is not None:
+        os.truncate(again / "checkpoint.sqlite-wal", length)
     return again

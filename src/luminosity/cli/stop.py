@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from luminosity.engine.durable.inspection import Inspection, StoredStep
 
-__all__ = ["add_to", "checkpoint", "end", "end_by_checkpoint"]
+__all__ = ["add_to", "check", "checkpoint", "end", "end_by_checkpoint"]
 _LOOK_EVERY_S = 0.2  # how late the end of the run is noticed
 _TELL_EVERY_S = 10.0  # as often as a run writes its record
 _PATIENCE_S: dict[Action, float] = {"stop": 120.0, "drain": 3600.0}
@@ -217,13 +217,17 @@ You get the state of the run, the age of the last checkpoint, how often the run
 was started, and for each step what waits for it, its state, timers and groups,
 and its watermark. Works while a run uses the folder, and changes nothing.
 
+With --check, everything in the folder is read and compared with its checksums.
+
 exit codes:
   0  the folder has a checkpoint
+  1  --check: it is damaged
   2  it has none, or one that a newer release has written
 
 examples:
   lum checkpoint work/checkpoint          show it
   lum checkpoint work/checkpoint --json   print it as JSON
+  lum checkpoint work/checkpoint --check  compare it with its checksums
 """
 
 
@@ -237,7 +241,29 @@ def _add_checkpoint(commands: Any) -> None:
     )
     parser.add_argument("folder", metavar="DIR", help="the checkpoint folder")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.set_defaults(command=lambda parsed: checkpoint(parsed.folder, parsed.json))
+    parser.add_argument("--check", action="store_true", help="compare everything in the folder with its checksums")
+    parser.set_defaults(
+        command=lambda parsed: check(parsed.folder) if parsed.check else checkpoint(parsed.folder, parsed.json)
+    )
+
+
+def check(folder: str) -> int:
+    """Compare everything in a checkpoint folder with its checksums, and print what is damaged; return the exit code.
+
+    Raises :class:`CheckpointError` if there is no checkpoint in it.
+    """
+    from luminosity.engine.durable.upkeep.checking import check as find_damage  # it imports Beam
+
+    found = find_damage(folder)
+    for line in found.damage:
+        print(line)
+    if found.damage:
+        return FAILED
+    print(
+        f"{folder}: {words.number(found.rows)} rows, the data of {words.number(found.blocks)} blocks and "
+        f"{words.number(found.files)} files ({format_bytes(found.file_bytes)}) are what was written"
+    )
+    return 0
 
 
 def checkpoint(folder: str, as_json: bool = False) -> int:

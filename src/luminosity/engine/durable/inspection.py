@@ -8,7 +8,7 @@ import marshal
 import os
 import socket
 import sqlite3
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.world import THIS_MACHINE
+from luminosity.engine.durable import tables
 from luminosity.engine.durable.names import unquoted
-from luminosity.engine.durable.store import DATABASE, LOCK, VERSION
+from luminosity.engine.durable.place import DATABASE, LOCK, read_only, snapshot
+from luminosity.engine.durable.tables import VERSION
 from luminosity.engine.loop.metrics import RunMetrics
-from luminosity.errors import CheckpointError
+from luminosity.errors import CheckpointDamaged, CheckpointError
 
-__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "read_only", "saved_counters", "shown_step"]
+__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "saved_counters", "shown_step"]
 
 SavedCounters = dict[str, dict[str, int]]
 """The counters of a checkpoint: namespace, name, value, summed over all steps."""
@@ -84,16 +86,13 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
         return None
     metrics, found = RunMetrics(), SavedCounters()
     try:
-        with _snapshot(database) as rows:
-            meta = dict(rows.execute("SELECT key, value FROM meta WHERE key IN ('version', 'saved_at')"))
-            if "saved_at" not in meta or int(meta["version"]) != VERSION:
+        with snapshot(database) as rows:
+            if tables.version_of(rows, database) != VERSION or "saved_at" not in tables.stored_meta(rows, database):
                 return None
             owners = rows.execute("SELECT DISTINCT owner FROM rows WHERE owner GLOB 'metrics/*'").fetchall()
             for (owner,) in owners:
-                metrics.restore(
-                    owner, rows.execute("SELECT key, value FROM rows WHERE owner = ? ORDER BY key", (owner,))
-                )
-    except sqlite3.Error:
+                metrics.restore(owner, tables.stored_rows(rows, database, owner))
+    except (sqlite3.Error, CheckpointDamaged):
         return None
     for (owner,) in owners:
         for namespaces in metrics.counters(owner, names).values():
@@ -104,38 +103,21 @@ def saved_counters(folder: str, names: Collection[str]) -> SavedCounters | None:
     return found
 
 
-@contextlib.contextmanager
-def read_only(folder: str) -> Generator[sqlite3.Connection]:
-    """Within the context, everything that is read is of one checkpoint of a folder.
-
-    Raises :class:`CheckpointError` if the folder has none, or if it can't be read.
-    """
-    database = os.path.join(folder, DATABASE)
-    if not os.path.isfile(database):
-        found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
-        raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
-    try:
-        with _snapshot(database) as rows:
-            yield rows
-    except sqlite3.Error as error:
-        raise CheckpointError(f"{database} can't be read: {error}; expected the checkpoint of a run") from error
-
-
-@contextlib.contextmanager
-def _snapshot(database: str) -> Generator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
-        rows.execute("BEGIN")
-        yield rows
-
-
 def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
-    meta = dict(rows.execute("SELECT key, value FROM meta"))
-    version = int(meta.get("version", 0))
+    database = os.path.join(folder, DATABASE)
+    version = tables.version_of(rows, database) or 0
     if version > VERSION:
         raise CheckpointError(
             f"the checkpoint in {folder} has version {version}, and this release reads version {VERSION}",
             fix="look at it with the release that wrote it",
         )
+    meta = _meta_without_sums(rows) if version < VERSION else tables.stored_meta(rows, database)
+
+    def stored(owner: str) -> Iterator[tuple[bytes, bytes]]:
+        if version < VERSION:
+            return rows.execute("SELECT key, value FROM rows WHERE owner = ?", (owner,))
+        return tables.stored_rows(rows, database, owner)
+
     holder = _holder(folder)
     state = meta.get("state", "empty")
     (of_rows,) = rows.execute(
@@ -152,11 +134,19 @@ def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
         live_bytes=of_rows + of_contents,
         folder_bytes=sum(_sizes(folder)),
         version=version,
-        steps=_steps(json.loads(meta["shape"]), rows) if "shape" in meta else [],
+        steps=_steps(json.loads(meta["shape"]), rows, stored) if "shape" in meta else [],
     )
 
 
-def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
+def _meta_without_sums(rows: sqlite3.Connection) -> dict[str, str]:
+    """Return what is noted in a checkpoint of an older version, which has no checksums."""
+    found = rows.execute("SELECT key, value FROM meta") if tables.version_of(rows, DATABASE) is not None else ()
+    return {str(key): str(value) for key, value in found}
+
+
+def _steps(
+    shape: dict[str, Any], rows: sqlite3.Connection, stored_rows: Callable[[str], Iterator[tuple[bytes, bytes]]]
+) -> list[StoredStep]:
     """Return the steps that have something in the checkpoint, with writers before readers."""
     found: dict[str, StoredStep] = {}
 
@@ -172,7 +162,7 @@ def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
         name = rest.partition("/")[0]
         if kind in ("queue", "gate") and name in shape["reads"]:
             stored = step(list(shape["reads"][name]["consumers"]))
-            for elements, data in _blocks(rows, owner) if kind == "queue" else ((count, size),):
+            for elements, data in _blocks(stored_rows(owner)) if kind == "queue" else ((count, size),):
                 stored.queued += elements
                 stored.queued_bytes += data
         elif kind == "state":
@@ -187,7 +177,7 @@ def _steps(shape: dict[str, Any], rows: sqlite3.Connection) -> list[StoredStep]:
             stored.group_rows, stored.group_bytes = stored.group_rows + count, stored.group_bytes + size
         elif kind == "stage" and name in shape["stages"]:
             consumers = [c for read in shape["stages"][name] for c in shape["reads"][read]["consumers"]]
-            step(consumers).watermark = _watermark(rows, owner)
+            step(consumers).watermark = _watermark(stored_rows(owner))
     return [stored for stored in found.values() if stored != StoredStep(stored.name)]
 
 
@@ -199,9 +189,9 @@ def shown_step(name: str, shape: dict[str, Any]) -> str:
     return full
 
 
-def _blocks(rows: sqlite3.Connection, owner: str) -> Iterator[tuple[int, int]]:
+def _blocks(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[int, int]]:
     """Yield the elements and bytes of the blocks in a queue."""
-    for (value,) in rows.execute("SELECT value FROM rows WHERE owner = ?", (owner,)):
+    for _, value in rows:
         for _, (_, _, size, count, *_) in marshal.loads(value):
             yield count, size
 
@@ -214,8 +204,8 @@ def _count_keys(rows: sqlite3.Connection, owner: str) -> int:
     return len(keys)
 
 
-def _watermark(rows: sqlite3.Connection, owner: str) -> float | None:
-    (value,) = rows.execute("SELECT value FROM rows WHERE owner = ?", (owner,)).fetchone()
+def _watermark(rows: Iterator[tuple[bytes, bytes]]) -> float | None:
+    ((_, value),) = rows
     micros = marshal.loads(value)[0]
     return micros / 1e6 if MIN < micros < MAX else None
 

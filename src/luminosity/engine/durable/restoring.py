@@ -7,7 +7,6 @@ import marshal
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -58,7 +57,7 @@ class RestoredRows:
         for stored in folder.contents():
             path = os.path.join(folder.path, stored.path) if stored.path is not None else None
             contents.note_restored(stored, path)
-            self._stored[stored.id] = replace(stored, path=path)
+            self._stored[stored.id] = stored._replace(path=path)
         self._restored: dict[int, Callable[[int, int, int, int, int], Block]] = {}
         self._held: list[Block] = []  # one for each content
         self._users: dict[bytes, int] = {}  # of large groups, by token

@@ -7,7 +7,6 @@ import gc
 import json
 import logging
 import os
-import sqlite3
 from collections.abc import Callable, Generator
 
 from luminosity._shared.text import format_bytes
@@ -21,6 +20,7 @@ from luminosity.engine.durable.successor import continue_from, source_rows
 from luminosity.engine.durable.writer import Contents
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
+from luminosity.errors import CheckpointFailed
 from luminosity.runs import run_ids
 
 __all__ = ["Checkpoint", "Resumption"]
@@ -149,7 +149,7 @@ class Checkpoint:
         if self._hook is not None:
             self._hook.close()
         if has_failed:
-            with contextlib.suppress(sqlite3.Error):  # the disk is full: what it has is that of a killed run
+            with contextlib.suppress(CheckpointFailed):  # the disk is full: what it has is that of a killed run
                 self.folder.note(state="failed")
         self.folder.close()
 
@@ -168,11 +168,14 @@ class Resumption:
         try:
             if config.continue_from is not None and "saved_at" not in folder.meta():
                 continue_from(folder, config.continue_from)
-            self.checkpoint = Checkpoint(folder, folder.meta())
+            checkpoint = Checkpoint(folder, folder.meta())
+            if checkpoint.is_resumed:
+                folder.check_files()
         except BaseException:
             folder.close()
             raise
-        return self.checkpoint.fit(plan, config)
+        self.checkpoint = checkpoint
+        return checkpoint.fit(plan, config)
 
     def close(self) -> None:
         """Release the folder."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import marshal
 import os
 import shutil
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,41 +17,20 @@ from pathlib import Path
 from luminosity._shared.shared_files import try_lock, who_else_writes
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.world import THIS_MACHINE, Clock
+from luminosity.engine.durable import tables
+from luminosity.engine.durable.place import DATABASE, LOCK, check_database, check_names, holder_of
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
+from luminosity.engine.durable.tables import BLOCKS, FILES, NUMBER, VERSION, StoredContent
 from luminosity.errors import CheckpointError, CheckpointFailed
 
-__all__ = ["DATABASE", "LOCK", "VERSION", "CheckpointFolder", "StoredContent", "Transaction"]
+__all__ = ["CheckpointFolder", "StoredContent", "Transaction"]
 
 _LOGGER = logging.getLogger(__name__)
 
-VERSION = 2  # of the tables below and of what is in them: version 1 named classes of modules that have moved
-DATABASE = "checkpoint.sqlite"
-LOCK = "lock"
-_BLOCKS = "blocks"
-_OWN_NAMES = frozenset({DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, MARK, _BLOCKS, "run-id"})
 _LOG_BYTES = 4 << 20  # the log is written back when it is longer
 _LONGEST_LOG_BYTES = 16 << 20  # a log that is longer is synced and written back soon
 _FULL = "disk is full"  # in the message of SQLite
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
-
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rows (owner TEXT, key BLOB, value BLOB, PRIMARY KEY (owner, key)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS contents (id INTEGER PRIMARY KEY, data BLOB, path TEXT, base INTEGER, size INTEGER,
-    is_packed INTEGER);
-"""
-
-
-@dataclass(frozen=True)
-class StoredContent:
-    """The data of blocks: bytes, or a file below the folder. Blocks refer to it by its number."""
-
-    id: int
-    data: bytes | None
-    path: str | None  # relative to the folder
-    base: int = 0  # where the data starts in the file
-    size: int = 0
-    is_packed: bool = False
 
 
 @dataclass
@@ -82,10 +61,11 @@ class CheckpointFolder:
         """Lock the folder, and make it if there is none. With ``restart``, remove everything that was saved there.
 
         Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version,
-        and :class:`CheckpointFailed` if it can't be written.
+        :class:`CheckpointDamaged` if a part of it is missing or is not what was written, and :class:`CheckpointFailed`
+        if it can't be written.
         """
         self.path = path
-        _check_names(path)
+        check_names(path)
         with self.explain_errors():
             os.makedirs(path, mode=0o700, exist_ok=True)
             if said := who_else_writes(path):
@@ -105,12 +85,13 @@ class CheckpointFolder:
             )
         try:
             self._database = os.path.join(path, DATABASE)
-            self.blocks = os.path.join(path, _BLOCKS)
+            self.blocks = os.path.join(path, BLOCKS)
             self._unsynced: set[str] = set()  # files that checkpoints refer to
             with self.explain_errors():
                 self._note_holder(clock.time())
                 if restart:
                     self._remove_all()
+                check_database(path)
                 self._synced_log = SyncedLog(self._database)
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self._synced_log.close)
@@ -124,7 +105,7 @@ class CheckpointFolder:
     def _remove_all(self) -> None:
         """Remove the database, whether or not this release can read it, and the files that it refers to.
 
-        The database goes first: without it, the rest means nothing to a start that comes after a kill in between.
+        A start that comes after a kill in between is refused, since it can't tell that from damage.
         """
         for name in (self._database, f"{self._database}-wal", f"{self._database}-shm", os.path.join(self.path, MARK)):
             Path(name).unlink(missing_ok=True)
@@ -149,60 +130,77 @@ class CheckpointFolder:
             # back: what is not synced must not get into the database.
             rows.execute("PRAGMA synchronous = NORMAL")
             rows.execute("PRAGMA wal_autocheckpoint = 0")
-            rows.executescript(_TABLES)
-            found = dict(rows.execute("SELECT key, value FROM meta WHERE key = 'version'"))
-        except sqlite3.DatabaseError as error:
+            version = tables.version_of(rows, self._database)
+            if version is None and not self._synced_log.least:
+                tables.make_tables(rows)
+                version = VERSION
+        except sqlite3.Error as error:
             if _FULL in str(error):
                 with self.explain_errors():
                     raise
-            raise CheckpointError(
-                f"{self._database} can't be opened: {error}; expected the checkpoint of a run",
-                fix="choose another --checkpoint_dir, or add --restart to begin again",
-            ) from error
-        version = int(found.get("version", VERSION))
-        if version != VERSION:
+            raise tables.damaged(self._database, f"can't be opened: {error}", "everything of the run") from error
+        if version not in (VERSION, None):
             raise CheckpointError(
                 f"the checkpoint in {self.path} has version {version}, and this release reads version {VERSION}",
                 fix="continue it with the release that wrote it, or add --restart to begin again",
             )
-        if not found:
-            rows.execute("INSERT INTO meta VALUES ('version', ?)", (str(VERSION),))
+        self._number = tables.check_rows(rows, self._database, self._synced_log.least)
         return rows
 
     def meta(self) -> dict[str, str]:
         """Return what is noted about the checkpoint as a whole."""
-        return dict(self._rows.execute("SELECT key, value FROM meta"))
+        return tables.stored_meta(self._rows, self._database)
 
     def note(self, **meta: str) -> None:
         """Note something about the checkpoint as a whole, at once."""
-        self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
+        with self._transaction(meta):
+            pass
 
     def owners(self) -> set[str]:
         """Return the owners of all rows."""
-        return {owner for (owner,) in self._rows.execute("SELECT DISTINCT owner FROM rows")}
+        with tables.as_damage(self._database, "everything of the run"):
+            return {owner for (owner,) in self._rows.execute("SELECT DISTINCT owner FROM rows")}
 
     def rows(self, owner: str) -> Iterator[tuple[bytes, bytes]]:
         """Yield the keys and values of an owner's rows, in the order of their keys."""
-        return iter(self._rows.execute("SELECT key, value FROM rows WHERE owner = ? ORDER BY key", (owner,)))
+        return tables.stored_rows(self._rows, self._database, owner)
 
     def contents(self) -> Iterator[StoredContent]:
         """Yield the data of all blocks."""
-        for row in self._rows.execute("SELECT id, data, path, base, size, is_packed FROM contents"):
-            yield StoredContent(*row[:5], is_packed=bool(row[5]))
+        return tables.stored_contents(self._rows, self._database)
+
+    def check_files(self) -> None:
+        """Raise :class:`CheckpointDamaged` if a file that the rows refer to is not what was written. Reads them all."""
+        tables.check_files(self._rows, self._database)
 
     def write(self, changes: Transaction) -> None:
         """Write a checkpoint: all of it, or, if this fails or the process is killed, nothing."""
         self._check_presence()
         with self.explain_errors():
             self._unsynced.update(changes.files)
+            for path in changes.files:
+                with contextlib.suppress(FileNotFoundError):  # It is not needed any more, and was removed meanwhile.
+                    key = os.path.relpath(path, self.path).encode()
+                    changes.rows.setdefault((FILES, key), marshal.dumps(tables.file_sum(path)))
+        with self._transaction(changes.meta):
+            self._apply(changes)
+
+    @contextlib.contextmanager
+    def _transaction(self, meta: Mapping[str, str]) -> Generator[None]:
+        """Write what is written within the context, and ``meta``, or nothing."""
+        with self.explain_errors():
             self._rows.execute("BEGIN IMMEDIATE")
             try:
-                self._apply(changes)
+                yield
+                noted = tables.meta_rows({**meta, NUMBER: str(self._number + 1)})
+                self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", noted)
                 self._rows.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     self._rows.execute("ROLLBACK")
                 raise
+            self._number += 1
+            self._synced_log.note_written(self._number)
 
     def _check_presence(self) -> None:
         """Raise if the database was removed or replaced: SQLite would write on, into a file that no start finds."""
@@ -221,14 +219,10 @@ class CheckpointFolder:
         execute("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in changes.cleared])
         removed = [key for key, value in changes.rows.items() if value is None]
         execute("DELETE FROM rows WHERE owner = ? AND key = ?", removed)
-        written = [(*key, value) for key, value in changes.rows.items() if value is not None]
-        execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", written)
+        written = ((*key, value) for key, value in changes.rows.items() if value is not None)
+        execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", tables.row_sums(written))
         execute("DELETE FROM contents WHERE id = ?", [(number,) for number in changes.dropped])
-        execute(
-            "INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?)",
-            [(c.id, c.data, c.path, c.base, c.size, c.is_packed) for c in changes.contents],
-        )
-        execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
+        execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?, ?)", map(tables.content_row, changes.contents))
 
     def rearrange(
         self,
@@ -241,8 +235,7 @@ class CheckpointFolder:
 
         ``key_of`` returns the key that a row has at its new owner.
         """
-        with self.explain_errors():
-            self._rows.execute("BEGIN IMMEDIATE")
+        with self._transaction(meta):
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in dropped])
             moved = {old: list(self.rows(old)) for old in moves}
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in moves])
@@ -252,9 +245,7 @@ class CheckpointFolder:
                 for new in moves[old]
                 for key, value in rows
             )
-            self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", copies)
-            self._rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(meta.items()))
-            self._rows.execute("COMMIT")
+            self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", tables.row_sums(copies))
 
     @property
     def must_sync(self) -> bool:
@@ -266,14 +257,14 @@ class CheckpointFolder:
         with self.explain_errors():
             sync_files(self._unsynced.union(files))
             self._unsynced.clear()
-            self._synced_log.note()
+            self._synced_log.note(self._number)
             if self._log_bytes() > _LOG_BYTES:
                 self._write_back()
 
     def _write_back(self) -> None:
         """Move the log, which is synced, into the database."""
         self._rows.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # Does nothing while another process reads.
-        self._synced_log.note()
+        self._synced_log.note(self._number)
 
     def _log_bytes(self) -> int:
         try:
@@ -283,10 +274,11 @@ class CheckpointFolder:
 
     def shrink(self) -> None:
         """Give free pages back to the file system, if they are a large part."""
-        (free,) = self._rows.execute("PRAGMA freelist_count").fetchone()
-        (pages,) = self._rows.execute("PRAGMA page_count").fetchone()
-        if free > _LEAST_FREE_PAGES and 4 * free > pages:
-            self._rows.execute(f"PRAGMA incremental_vacuum({free})").fetchall()
+        with self.explain_errors():
+            (free,) = self._rows.execute("PRAGMA freelist_count").fetchone()
+            (pages,) = self._rows.execute("PRAGMA page_count").fetchone()
+            if free > _LEAST_FREE_PAGES and 4 * free > pages:
+                self._rows.execute(f"PRAGMA incremental_vacuum({free})").fetchall()
 
     def close(self) -> None:
         """Close the database and release the lock."""
@@ -304,6 +296,11 @@ class CheckpointFolder:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.Error) and tables.is_damage(error):
+                raise CheckpointFailed(
+                    f"the checkpoint can't be written: {self._database} is damaged: {error}",
+                    fix=f"see all damage with `lum checkpoint {self.path} --check`",
+                ) from error
             try:
                 usage = shutil.disk_usage(self.path)
                 room = f"{format_bytes(usage.free)} of {format_bytes(usage.total)} free"
@@ -313,25 +310,3 @@ class CheckpointFolder:
                 f"the checkpoint in {self.path} can't be written: {error} ({room}); the last one stays as it is",
                 fix="make room, then start again with the same --checkpoint_dir",
             ) from error
-
-
-def holder_of(path: str) -> str:
-    """Return who holds the lock of a checkpoint folder, in words. Empty if it is not known."""
-    try:
-        holder = json.loads(Path(path, LOCK).read_text())
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
-        return f"process {holder['pid']} on {holder['host']} since {since}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _check_names(path: str) -> None:
-    """Refuse a folder with other files: a run removes files of its own there."""
-    if not os.path.isdir(path):
-        return
-    others = sorted(set(os.listdir(path)) - _OWN_NAMES)
-    if others and not os.path.exists(os.path.join(path, DATABASE)):
-        raise CheckpointError(
-            f"found {others[0]!r} in {path}, expected a new or empty folder, or the checkpoint of a run",
-            fix="choose another --checkpoint_dir",
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import marshal
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.engine.durable.inspection import read_only, shown_step
-from luminosity.engine.durable.store import VERSION
+from luminosity.engine.durable.inspection import shown_step
+from luminosity.engine.durable.place import DATABASE, read_only
 from luminosity.engine.durable.stored_values import Undecoded, ValueReader, key_of, window_of
+from luminosity.engine.durable.tables import VERSION, stored_meta, stored_rows, version_of
 from luminosity.engine.plan.codecs import TimerRecord
 from luminosity.errors import CheckpointError
 
@@ -61,17 +63,21 @@ def kept_by(folder: str, step: str) -> Iterator[Kept]:
             kind, _, rest = owner.partition("/")
             durable_name, _, family = rest.partition("/")
             reader = _Reader(name, shape["steps"].get(durable_name, {}))
-            for key, value in rows.execute("SELECT key, value FROM rows WHERE owner = ? ORDER BY key", (owner,)):
+            for key, value in stored_rows(rows, os.path.join(folder, DATABASE), owner):
                 yield reader.cell(key, value) if kind == "state" else reader.timer(family, value)
 
 
 def _shape(rows: sqlite3.Connection, folder: str) -> dict[str, Any]:
-    meta = dict(rows.execute("SELECT key, value FROM meta WHERE key IN ('shape', 'version')"))
-    if int(meta.get("version", VERSION)) != VERSION:
+    database = os.path.join(folder, DATABASE)
+    version = version_of(rows, database)
+    if version is None:
+        return {"steps": {}}
+    if version != VERSION:
         raise CheckpointError(
-            f"the checkpoint in {folder} has version {meta['version']}, and this release reads version {VERSION}",
+            f"the checkpoint in {folder} has version {version}, and this release reads version {VERSION}",
             fix="look at it with the release that wrote it",
         )
+    meta = stored_meta(rows, database)
     return json.loads(meta["shape"]) if "shape" in meta else {"steps": {}}
 
 

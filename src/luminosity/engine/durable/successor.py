@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import marshal
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from luminosity.engine.durable import tables
 from luminosity.engine.durable.checkpointer import inlined
-from luminosity.engine.durable.inspection import read_only
 from luminosity.engine.durable.names import SOURCES, Names
-from luminosity.engine.durable.store import VERSION, CheckpointFolder, Transaction
+from luminosity.engine.durable.place import DATABASE, read_only
+from luminosity.engine.durable.store import CheckpointFolder, Transaction
+from luminosity.engine.durable.tables import VERSION
 from luminosity.engine.loop.stage import StageRun
 from luminosity.errors import CheckpointError
 
@@ -38,15 +41,20 @@ def continue_from(folder: CheckpointFolder, before: str) -> None:
 
     Raises :class:`CheckpointError` if that run was not drained, or if its sources can't be continued.
     """
+    database = os.path.join(before, DATABASE)
     with read_only(before) as rows:
-        meta = dict(rows.execute("SELECT key, value FROM meta"))
-        sources = rows.execute("SELECT owner, value FROM rows WHERE owner GLOB ?", (f"{SOURCES}*",)).fetchall()
+        if (version := tables.version_of(rows, database)) not in (VERSION, None):
+            raise CheckpointError(
+                f"the checkpoint in {before} has version {version}, and this release reads version {VERSION}",
+                fix="drain that run with this release",
+            )
+        meta: dict[str, str] = {}
+        sources: list[tuple[str, bytes]] = []
+        if version is not None:  # None: the start was killed before it made the tables
+            meta = tables.stored_meta(rows, database)
+            found = rows.execute("SELECT DISTINCT owner FROM rows WHERE owner GLOB ?", (f"{SOURCES}*",)).fetchall()
+            sources = [(owner, row) for (owner,) in found for _, row in tables.stored_rows(rows, database, owner)]
     state = meta.get("state", "empty")
-    if int(meta.get("version", 0)) != VERSION:
-        raise CheckpointError(
-            f"the checkpoint in {before} has version {meta.get('version')}, and this release reads version {VERSION}",
-            fix="drain that run with this release",
-        )
     if state != "drained":
         raise CheckpointError(
             f"the run in {before} is {state}, expected one that was drained",

@@ -18,6 +18,7 @@ from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import World
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
+from luminosity.engine.durable.tables import FILES
 from luminosity.engine.spill.files import SpillFile
 
 __all__ = ["CheckpointWriter", "Collected", "Contents", "Removal"]
@@ -83,10 +84,11 @@ class Contents:
         path, is_packed = content.file.place
         self.paths[number] = path
         self._users[path] += 1
+        if self._users[path] == 1:
+            changes.files.append(path)
         if path not in self._blocks.kept:
             self._blocks.kept.add(path)
             self._first[path] = changes.number
-            changes.files.append(path)
         relative = os.path.relpath(path, self._folder.path)
         changes.contents.append(
             StoredContent(number, None, relative, content.base, content.file.size, is_packed=is_packed)
@@ -110,6 +112,7 @@ class Contents:
         removals: list[Removal] = []
 
         def add(path: str, remove: Callable[[], None]) -> None:
+            changes.rows[FILES, os.path.relpath(path, self._folder.path).encode()] = None
             removals.append(Removal(self._first.pop(path, 0), changes.number, remove))
 
         for number in self.paths.keys() - used:
@@ -129,6 +132,8 @@ class Contents:
         return removals
 
     def _let_go(self, path: str) -> None:
+        if self._users[path]:
+            return  # another content refers to it by now
         self._blocks.kept.discard(path)
         if path not in self._blocks.files:
             with contextlib.suppress(FileNotFoundError):

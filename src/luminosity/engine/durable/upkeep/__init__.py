@@ -1,0 +1,1 @@
+"""What keeps checkpoints sound: comparing them with their checksums, and keeping earlier states."""
