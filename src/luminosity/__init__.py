@@ -10,6 +10,7 @@ from luminosity.beam_fixes.noise import quiet
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
+    from luminosity.engine.durable.versions.migration import Migration
     from luminosity.engine.explain.explain import PipelinePlan, plan_pipeline
     from luminosity.engine.runner import LuminosityRunner
     from luminosity.errors import LuminosityError
@@ -66,6 +67,7 @@ __all__ = [
     "LuminosityRunner",
     "MapAsync",
     "MapTable",
+    "Migration",
     "ModelOptions",
     "PipelinePlan",
     "Prompt",

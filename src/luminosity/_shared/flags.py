@@ -204,6 +204,12 @@ RUNNER_FLAGS = (
         page="durable-runs.md",
     ),
     Flag(
+        "migrate",
+        "MODULE:FUNCTION",
+        "change the state of the checkpoint as a function says, once, before this version of the pipeline continues",
+        page="durable-runs.md",
+    ),
+    Flag(
         "continue_from",
         "DIR",
         "begin where the sources of a drained run have ended: the folder that was its --checkpoint_dir",

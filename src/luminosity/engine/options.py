@@ -38,7 +38,7 @@ _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
 _LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
 _LEAST_TIMEOUT_S = 1.0  # workers are asked a few times within it; a busy machine answers slowly
 _LONGEST_TIMEOUT_S = 24 * 3600.0
-_FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state", "continue_from")
+_FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state", "continue_from", "migrate")
 _ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of it after --restart
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")  # a name, an IPv4 address, an IPv6 address in brackets
@@ -70,6 +70,7 @@ class EngineConfig:
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
     stop_timeout: float = _STOP_TIMEOUT_S
     restart: bool = False
+    migrate: str | None = None  # the function that changes stored state, as MODULE:FUNCTION
     continue_from: str | None = None  # the checkpoint folder of a drained run
     renamed_steps: dict[str, str] = field(default_factory=dict[str, str])  # --transform_name_mapping, old → new
     drop_state: tuple[str, ...] = ()
@@ -229,6 +230,7 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
         "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
         "stop_timeout": _seconds("stop_timeout", ours.stop_timeout, 0.0) if ours.stop_timeout else _STOP_TIMEOUT_S,
         "restart": ours.restart,
+        "migrate": ours.migrate,
         "continue_from": _folder("continue_from", ours.continue_from) if ours.continue_from else None,
         "renamed_steps": mapping,
         "drop_state": tuple(ours.drop_state or ()),

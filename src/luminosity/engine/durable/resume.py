@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Generator
+from typing import Any
 
 from luminosity._shared.text import format_bytes
 from luminosity.engine.durable.checkpointer import Checkpointer, SavedParts
@@ -16,7 +17,14 @@ from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.shape import describe
 from luminosity.engine.durable.store import CheckpointFolder, Transaction
-from luminosity.engine.durable.successor import continue_from, source_rows
+from luminosity.engine.durable.versions.migration import (
+    META_KEY,
+    Migration,
+    load_migration,
+    migrated_rows,
+    migrated_shape,
+)
+from luminosity.engine.durable.versions.successor import continue_from, source_rows
 from luminosity.engine.durable.writer import Contents
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
@@ -54,8 +62,18 @@ class Checkpoint:
             return plan(frozenset())
         owners = self.folder.owners()
         shape = json.loads(self._meta["shape"])
+        if config.migrate and self._meta.get(META_KEY) != config.migrate:
+            shape = self._migrated(shape, config.migrate)
         graph, self.comparison = fit(plan, shape, config.renamed_steps, config.drop_state, owners)
         return graph
+
+    def _migrated(self, shape: dict[str, Any], given: str) -> dict[str, Any]:
+        """Set aside what the function ``given`` makes of the rows of state; return the shape that they have then."""
+        migration = Migration(shape["steps"])
+        load_migration(given)(migration)
+        count = self.folder.set_aside(migrated_rows(self.folder, shape, migration))
+        _LOGGER.warning("%s changes %s rows of state in %s", given, f"{count:,}", self.folder.path)
+        return migrated_shape(shape, migration)
 
     def begin(self, graph: Graph, config: EngineConfig, script: str) -> None:
         """Note the pipeline and its script, and give the rows of changed steps to those that take them."""
@@ -70,6 +88,8 @@ class Checkpoint:
             "pipeline": script,
             run_ids.META_KEY: config.checkpoint_run,  # the one of the checkpoint, unless the run begins anew
         }
+        if config.migrate:  # also if there is nothing to migrate: what this version writes must not be, later
+            meta[META_KEY] = config.migrate
         moves = dict(self.comparison.moves)
         # The keys of cells have the unique name of their step, which may change though its durable name does not.
         placed = {new for owners in moves.values() for new in owners}

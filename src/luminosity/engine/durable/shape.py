@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from luminosity.engine.durable.names import Names, side_input_tags, written_buffer
 from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
 
-__all__ = ["describe"]
+__all__ = ["coder_structure", "describe"]
 
 _PICKLED_CODERS = frozenset([python_urns.PICKLED_CODER, "beam:coder:pickled_python:v1"])
 _ROOT = "ref_AppliedPTransform_"  # how Beam names the pipeline itself, and no step
@@ -65,6 +65,11 @@ def describe(graph: Graph) -> dict[str, Any]:
             names.of_stage(stage): [names.of_read(stage, read) for read in stage.reads] for stage in graph.stages
         },
     }
+
+
+def coder_structure(components: beam_runner_api_pb2.Components, coder_id: str) -> str:
+    """Return the structure of a coder, as a shape describes it."""
+    return _Shapes(components).coder(coder_id)
 
 
 def _steps(graph: Graph, names: Names) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _LOG_BYTES = 4 << 20  # the log is written back when it is longer
 _LONGEST_LOG_BYTES = 16 << 20  # a log that is longer is synced and written back soon
+_CHANGED = "changed"  # a temporary table
 _FULL = "disk is full"  # in the message of SQLite
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
 
@@ -224,6 +225,23 @@ class CheckpointFolder:
         execute("DELETE FROM contents WHERE id = ?", [(number,) for number in changes.dropped])
         execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?, ?)", map(tables.content_row, changes.contents))
 
+    def set_aside(self, changed: Iterable[tuple[str, bytes, bytes, bytes | None]]) -> int:
+        """Keep changed rows for the next :meth:`rearrange`: owner, old key, new key, new value. Returns their number.
+
+        They are in a file of SQLite's until then. A row without a value is removed.
+        """
+        with self.explain_errors():
+            self._rows.execute(f"CREATE TEMP TABLE {_CHANGED} (owner TEXT, key BLOB, new_key BLOB, value BLOB)")
+            return self._rows.executemany(f"INSERT INTO {_CHANGED} VALUES (?, ?, ?, ?)", changed).rowcount
+
+    def _put_changed(self) -> None:
+        if not self._rows.execute("SELECT 1 FROM temp.sqlite_master WHERE name = ?", (_CHANGED,)).fetchone():
+            return
+        self._rows.execute(f"DELETE FROM rows WHERE (owner, key) IN (SELECT owner, key FROM {_CHANGED})")
+        new = self._rows.execute(f"SELECT owner, new_key, value FROM {_CHANGED} WHERE value IS NOT NULL")
+        self._rows.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", tables.row_sums(new))
+        self._rows.execute(f"DROP TABLE {_CHANGED}")
+
     def rearrange(
         self,
         moves: Mapping[str, Iterable[str]],
@@ -231,11 +249,12 @@ class CheckpointFolder:
         meta: dict[str, str],
         key_of: Callable[[str, bytes], bytes] = lambda _, key: key,
     ) -> None:
-        """Remove the rows of some owners, move those of others to new owners, and note ``meta``, all at once.
+        """Put rows that were set aside, remove those of some owners, move those of others, and note ``meta``, at once.
 
         ``key_of`` returns the key that a row has at its new owner.
         """
         with self._transaction(meta):
+            self._put_changed()
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in dropped])
             moved = {old: list(self.rows(old)) for old in moves}
             self._rows.executemany("DELETE FROM rows WHERE owner = ?", [(owner,) for owner in moves])

@@ -1,0 +1,1 @@
+"""How a checkpoint gets from one version of a pipeline to the next."""
