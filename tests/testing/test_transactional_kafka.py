@@ -54,6 +54,7 @@ def test_aborted_records_are_hidden_and_open_ones_hold_back_those_behind(kafka: 
     _write(one, "d")
     one.commit_transaction(10)
     assert _values(kafka) == ["c", "d"]
+    assert kafka.count("t") == 2
     assert _values(kafka, "read_uncommitted") == ["a", "b", "c", "d"]
     assert kafka.transactions == (2, 1)
 

@@ -175,6 +175,10 @@ class TransactionalKafka(KafkaInTests):
             consumer.close()
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
+    def count(self, topic: str) -> int:
+        """Return how many committed records a topic has, without reading them."""
+        return self._answers.count(topic)
+
     def committed(self, group: str) -> dict[tuple[str, int], CommittedOffset]:
         """Return what a group has committed: by topic and partition, the offset and its metadata."""
         return self._answers.committed(group)

@@ -56,10 +56,13 @@ class PartitionLog:
     def __init__(self) -> None:
         self.end = 0
         self.bytes = 0
+        self.committed = 0
+        """Records without a transaction, and those of committed ones."""
         self._starts: list[int] = []  # of the batches
         self._batches: list[bytes] = []
         self._producers: dict[int, _Producer] = {}
         self._open: dict[int, int] = {}  # by producer, the first offset of its transaction
+        self._uncommitted: dict[int, int] = {}  # by producer, the records of its transaction
         self._aborted: list[Aborted] = []
 
     @property
@@ -95,6 +98,9 @@ class PartitionLog:
             known.recent.append((header.sequence, self.end))
             if header.is_transactional:
                 self._open.setdefault(header.producer, self.end)
+                self._uncommitted[header.producer] = self._uncommitted.get(header.producer, 0) + header.records
+        if not header.is_transactional:
+            self.committed += header.records
         return 0, self._add(batch, header.records)
 
     def _add(self, batch: bytes, records: int) -> int:
@@ -111,6 +117,8 @@ class PartitionLog:
         if known is None or epoch > known.epoch:
             self._producers[producer] = _Producer(epoch)
         end = self._add(marker(producer, epoch, offset=self.end, is_commit=is_commit, timestamp=timestamp), 1)
+        self.committed += self._uncommitted.pop(producer, 0) if is_commit else 0
+        self._uncommitted.pop(producer, None)
         first = self._open.pop(producer, None)
         if first is not None and not is_commit:
             self._aborted.append(Aborted(producer, first, end))

@@ -68,6 +68,11 @@ class Answers:
             self._topics[name] = [PartitionLog() for _ in range(partitions)]
             return True
 
+    def count(self, topic: str) -> int:
+        """Return how many committed records a topic has."""
+        with self._changed:
+            return sum(log.committed for log in self._topics.get(topic, []))
+
     def committed(self, group: str) -> dict[Partition, CommittedOffset]:
         """Return the offsets that a group has committed."""
         with self._changed:

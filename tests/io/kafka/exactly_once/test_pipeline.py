@@ -115,9 +115,14 @@ def test_records_of_a_key_and_of_a_partition_have_one_shard_and_keep_their_order
     elements += [{"value": str(n), "partition": n % 5} for n in range(200)]
     packing = PackDoFn(RecordParts("t"), 3, 1_000_000, keeps_unwritten=False)
     with beam.Pipeline("FnApiRunner") as pipeline:
-        packed = pipeline | beam.Create([elements]) | beam.FlatMap(list) | beam.ParDo(packing)
-        numbered = packed.with_output_types(tuple[int, bytes]) | beam.ParDo(NumberDoFn("start--1"))
-        grouped = numbered.with_output_types(tuple[int, bytes]) | beam.GroupByKey()
+        grouped = (
+            pipeline
+            | beam.Create([elements])
+            | beam.FlatMap(list)
+            | beam.ParDo(packing).with_output_types(tuple[int, bytes])
+            | beam.ParDo(NumberDoFn("start--1")).with_output_types(tuple[int, bytes])
+            | beam.GroupByKey()
+        )
         _ = grouped | beam.combiners.ToList() | beam.Map(_check_order)
 
 

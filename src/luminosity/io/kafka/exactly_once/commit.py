@@ -29,6 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 # Brokers forget the offsets of a group for which nothing was committed for long. They keep them for 7 days by default,
 # and for at least a day, as we ask for.
 _KEPT_S = 86_400.0
+_GRACE_S = 30.0  # how much longer than the timeouts of its three steps a commit may take
 
 
 class CommitDoFn(beam.DoFn):
@@ -101,8 +102,14 @@ class CommitDoFn(beam.DoFn):
             for shard, producer in self._producers.items()
             if producer.is_open
         }
-        concurrent.futures.wait(committing.values())  # Each step of a commit has its timeout.
-        failed = {shard: error for shard, each in committing.items() if (error := each.exception()) is not None}
+        late = concurrent.futures.wait(committing.values(), 3 * self._how.delivery_timeout_s + _GRACE_S).not_done
+        failed = {
+            shard: KafkaError(f"{self._id(shard)}: the transaction does not end", may_pass=True)
+            if each in late
+            else each.exception()
+            for shard, each in committing.items()
+        }
+        failed = {shard: error for shard, error in failed.items() if error is not None}
         for shard in failed:
             self._close(shard)
         for error in failed.values():

@@ -23,6 +23,7 @@ _POLL_EVERY = 256  # records: reports of deliveries take room in the queue until
 _ABORT_S = 2.0  # for an abort, which only lets readers see later records sooner
 _PARTITION = 0  # under which a group keeps the number: every topic has this partition
 _MOST_STARTS = 20  # of which a group's metadata tells: brokers take 4,096 bytes, and each start needs 30
+_REBOOTSTRAPS = 0x020B0000  # the version of librdkafka that asks the first addresses again if no broker answers
 _SUFFIX = "check"  # of the transactional id with which a pipeline asks whether it may use transactions
 
 
@@ -139,8 +140,11 @@ def _failed(what: str, error: Any, trouble: Sequence[str] = ()) -> KafkaError:
 
 def _settings(client: KafkaClient, transactional_id: str, delivery_timeout_s: float) -> dict[str, Any]:
     """Return the settings of a producer with transactions."""
+    kafka = require("confluent_kafka", "kafka")
+    # If it asked its first addresses again, it would wait for ever if connections break while offsets are committed.
+    quirk = {"metadata.recovery.strategy": "none"} if kafka.libversion()[1] >= _REBOOTSTRAPS else {}
     return {
-        **{name: value for name, value in DEFAULTS.items() if not client.has(name)},
+        **{name: value for name, value in {**DEFAULTS, **quirk}.items() if not client.has(name)},
         "transactional.id": transactional_id,
         "transaction.timeout.ms": round((delivery_timeout_s + _GRACE_S) * 1000),
         "message.timeout.ms": round(delivery_timeout_s * 1000),
@@ -242,7 +246,8 @@ class ShardProducer:
 
     def close(self) -> None:
         """Abort the transaction, if there is one, and drop the connection. Does not raise."""
-        with contextlib.suppress(self._kafka.KafkaException):  # The next producer aborts it, or its timeout.
+        # The next producer aborts it if this one can't, or its timeout does.
+        with contextlib.suppress(self._kafka.KafkaException, SystemError):
             if self.is_open:
                 self._producer.purge()
                 self._producer.abort_transaction(_ABORT_S)
@@ -256,7 +261,8 @@ class ShardProducer:
             self._failure = DeliveryFailure(error, message.topic(), message.partition(), key, size)
 
     def _failed(self, what: str, error: Any) -> KafkaError:
-        self._producer.poll(0)
+        with contextlib.suppress(self._kafka.KafkaException, SystemError):  # A fenced producer raises either.
+            self._producer.poll(0)  # for reports of records that have failed
         if self._failure is not None and self._failure.is_records_fault:
             return self._failure.error()
         return _failed(f"the transaction of {self._id!r} {what}", error, self._trouble)
