@@ -16,9 +16,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from luminosity import KafkaRecord, LuminosityRunner, ReadKafka, WriteKafka
-from luminosity.testing import KafkaBroker
+from luminosity.testing import KafkaBroker, TransactionalKafka
 
 PARTITIONS = 32
+TRANSACTIONAL_PARTITIONS = 8
 RECORD_BYTES = 200
 KEYS = 1_000
 
@@ -81,6 +82,53 @@ class BrokerProcess(_Process):
     @property
     def servers(self) -> str:
         return self.answer
+
+
+class TransactionalProcess(_Process):
+    """The broker with transactions, with the topics ``in`` and ``out`` of 8 partitions each."""
+
+    def __init__(self) -> None:
+        super().__init__("transactional")
+
+    @property
+    def servers(self) -> str:
+        return self.answer
+
+    def fill(self, topic: str, records: int, keys: int) -> None:
+        """Write records of 200 B, whose keys are numbers in turn."""
+        self._ask(f"fill {topic} {records} {keys}")
+
+    def count(self, topic: str) -> int:
+        """Return how many committed records a topic has."""
+        return int(self._ask(f"count {topic}"))
+
+    def transactions(self) -> int:
+        """Return how many transactions were committed."""
+        return int(self._ask("transactions"))
+
+    def consume(self, topic: str) -> list[KafkaRecord]:
+        """Return the records that readers of committed ones see."""
+        consumer = consumer_of(self.servers, topic, TRANSACTIONAL_PARTITIONS, **{"isolation.level": "read_committed"})
+        found: list[KafkaRecord] = []
+        expected, deadline = self.count(topic), time.monotonic() + _START_S
+        while len(found) < expected:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"found {len(found)} records, expected {expected}")
+            for message in consumer.consume(10_000, 0.1):
+                if message.error() is None:
+                    place = message.topic(), message.partition(), message.offset()
+                    found.append(KafkaRecord(*place, 0, 0, message.key(), message.value(), ()))
+        consumer.close()
+        return found
+
+    def _ask(self, question: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], _START_S)[0]:
+            raise RuntimeError(f"the broker did not answer: {question}")
+        return self._process.stdout.readline().strip()
 
 
 class ProducerProcess(_Process):
@@ -172,6 +220,21 @@ def _serve(newest: int, partitions: int) -> None:
         consumer.close()
 
 
+def _serve_transactions() -> None:
+    with TransactionalKafka({"in": TRANSACTIONAL_PARTITIONS, "out": TRANSACTIONAL_PARTITIONS}) as kafka:
+        print(kafka.bootstrap_servers, flush=True)
+        for line in sys.stdin:
+            question, *arguments = line.split()
+            if question == "fill":
+                topic, records, keys = arguments[0], int(arguments[1]), int(arguments[2])
+                kafka.produce_many(topic, ((b"%d" % (n % keys), padded(b"")) for n in range(records)), timeout_s=60)
+                print("filled", flush=True)
+            elif question == "count":
+                print(kafka.count(arguments[0]), flush=True)
+            else:
+                print(kafka.transactions[0], flush=True)
+
+
 def _produce(servers: str, per_second: float, linger_ms: float) -> None:
     producer = Producer({"bootstrap.servers": servers, "linger.ms": linger_ms, "log_level": 2})
     is_over = threading.Event()
@@ -191,7 +254,9 @@ def _produce(servers: str, per_second: float, linger_ms: float) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "broker":
+    if sys.argv[1] == "transactional":
+        _serve_transactions()
+    elif sys.argv[1] == "broker":
         _serve(int(sys.argv[2]), int(sys.argv[3]))
     else:
         _produce(sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))

@@ -32,6 +32,7 @@ from luminosity import (
     ReadKafka,
     RunInference,
     TableFromRows,
+    WriteKafka,
     WriteLance,
     WriteQdrant,
     WriteTable,
@@ -85,6 +86,19 @@ def count_stream(pipeline: beam.Pipeline, folder: Path) -> None:
     _ = counted | WriteTable(folder / "table")
     _ = counted | WriteQdrant(folder / "qdrant", "counts", vectors="vector", id="key")
     _ = counted | WriteLance(folder / "counts.lance")
+
+
+def publish_counts(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Count the records of each key of a topic, and write each count to another topic, once."""
+    servers = (folder / "servers").read_text()
+    records: Any = pipeline | ReadKafka(servers, "in", max_out_of_orderness=0)
+    counted = (
+        records
+        | "Key" >> beam.Map(lambda record: (int(record.key), None)).with_output_types(tuple[int, None])
+        | "Count" >> beam.ParDo(Count()).with_output_types(dict[str, Any])
+    )
+    pairs: Any = counted | beam.Map(lambda count: (str(count["key"]), str(count["n"])))
+    _ = pairs | WriteKafka(servers, "out", exactly_once="counts", shards=2)
 
 
 class Tally(beam.DoFn):
@@ -255,6 +269,7 @@ def publish_with_all_sinks(pipeline: beam.Pipeline, folder: Path) -> None:
 
 JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "stream": count_stream,
+    "topic": publish_counts,
     "batch": group_batch,
     "sinks": publish_with_all_sinks,
     "sums": sum_in_state,

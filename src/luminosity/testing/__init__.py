@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from luminosity.testing.kafka_broker import KafkaBroker
     from luminosity.testing.scripted_kafka import ScriptedKafka
     from luminosity.testing.tables import FakeTable, equal_table
+    from luminosity.testing.transactional.kafka import TransactionalKafka
 
 __all__ = [
     "Clock",
@@ -37,6 +38,7 @@ __all__ = [
     "FakeTable",
     "KafkaBroker",
     "ScriptedKafka",
+    "TransactionalKafka",
     "check_drift_test",
     "equal_table",
 ]

@@ -298,7 +298,7 @@ def test_dead_letters_do_not_need_the_memory_of_the_whole_bundle(
         ({"topic": ""}, InvalidArgument, "found topic=''"),
         ({"key": 3}, InvalidType, "found key= of type int, expected a function or a name"),
         ({"delivery_timeout_s": 0}, InvalidArgument, "found delivery_timeout_s=0"),
-        ({"config": {"transactional.id": "x"}}, InvalidArgument, "'transactional.id' in config=.*no transactions"),
+        ({"config": {"transactional.id": "x"}}, InvalidArgument, "'transactional.id' in config=.*use exactly_once="),
         ({"config": {"message.timeout.ms": 1}}, InvalidArgument, "use delivery_timeout_s="),
         ({"config": {"sasl.password": "hush"}}, InvalidArgument, "pass secrets="),
     ],

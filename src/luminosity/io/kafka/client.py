@@ -87,6 +87,10 @@ class KafkaClient:
         """Return whether a setting was given."""
         return name in self._config or name in self._secrets
 
+    def number(self, name: str, default: int) -> int:
+        """Return a setting that is a number."""
+        return int(self._config.get(name, default))
+
     def settings(self) -> dict[str, Any]:
         """Return all settings, with the secrets. Raises ``KafkaError`` if a secret is missing on this machine."""
         found = {name: read_secret(f"secrets[{name!r}]", place) for name, place in self._secrets.items()}

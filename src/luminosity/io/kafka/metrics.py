@@ -17,7 +17,7 @@ from luminosity._shared.kafka_metrics import KafkaMetrics, TimeCounters
 from luminosity.io.kafka.record import Partition
 from luminosity.tables.row_times import TIMESTAMP
 
-__all__ = ["ReadMetrics", "WriteMetrics"]
+__all__ = ["ReadMetrics", "WriteMetrics", "row_micros"]
 
 _PARTITIONS = 100  # that have a gauge of their own: each one costs every report of a bundle some 50 microseconds
 _MOST_MS = 1 << 62  # a timestamp may have any 64 bits; differences of smaller ones have no overflow
@@ -111,13 +111,12 @@ class WriteMetrics:
 
     def note_rows(self, batch: pa.RecordBatch, micros: int) -> None:
         """Note the event times of the rows of a table: their own, or that of the element."""
-        place = batch.schema.get_field_index(TIMESTAMP)
-        if place >= 0 and pa.types.is_timestamp(batch.schema.field(place).type):
-            column = batch.column(place).drop_null().cast(pa.timestamp("us"), safe=False)
-            times: Any = column.cast(pa.int64()).to_numpy()
-        else:
-            times = np.full(batch.num_rows, micros, np.int64)
+        times = row_micros(batch, micros)
         self._times.frombytes(times[: _MOST_TIMES - len(self._times)].tobytes())
+
+    def note_many(self, times: bytes) -> None:
+        """Note event times, each of 64 bits."""
+        self._times.frombytes(times[: 8 * (_MOST_TIMES - len(self._times))])
 
     def count(self, written: int, size: int, unwritten: int) -> None:
         """Count the records of a bundle. Call it when Kafka has them."""
@@ -131,3 +130,12 @@ class WriteMetrics:
             self._latencies.count(latencies)
             self._latency.update(max(0, int(latencies.max())))
         self.start()
+
+
+def row_micros(batch: pa.RecordBatch, micros: int) -> Any:
+    """Return an array with the event times of the rows of a table: their own, or else that of the element."""
+    place = batch.schema.get_field_index(TIMESTAMP)
+    if place >= 0 and pa.types.is_timestamp(batch.schema.field(place).type):
+        column = batch.column(place).cast(pa.timestamp("us"), safe=False)
+        return column.cast(pa.int64()).fill_null(_NO_TIME).to_numpy()
+    return np.full(batch.num_rows, micros, np.int64)

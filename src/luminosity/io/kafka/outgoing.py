@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,10 +15,13 @@ from luminosity.errors import InvalidArgument, InvalidType, KafkaError
 from luminosity.io.kafka.record import KafkaRecord
 from luminosity.io.writing.encoders import json_lines
 
-__all__ = ["Outgoing", "Part", "RecordParts"]
+__all__ = ["UNWRITTEN", "Outgoing", "Part", "RecordParts", "UnwrittenRecord"]
 
 Part = Callable[[Any], Any] | str | None
 """Where a part of a record comes from: a function of the element, or the name of a column or of a dict's key."""
+
+UNWRITTEN = "unwritten"
+"""The tag of dead letters."""
 
 _PARTS = ("topic", "key", "value", "headers", "timestamp", "partition")
 _ANY_PARTITION = -1  # librdkafka chooses it by the key
@@ -35,6 +39,25 @@ class Outgoing(NamedTuple):
     partition: int
     timestamp: int  # milliseconds; 0 lets the client take the time when it sends
     headers: list[tuple[str, bytes | None]] | None
+
+
+@dataclass(frozen=True)
+class UnwrittenRecord:
+    """A dead letter of ``WriteKafka``: an element that Kafka does not have, and the reason.
+
+    Attributes:
+        element: the element, or a record batch with the one row.
+        reason: the type of the error and its message.
+        topic: the topic, or None if the element could not be made into a record.
+        partition: the partition, or None if it was not chosen yet.
+        key: the record's key.
+    """
+
+    element: Any
+    reason: str
+    topic: str | None = None
+    partition: int | None = None
+    key: bytes | None = None
 
 
 class RecordParts:

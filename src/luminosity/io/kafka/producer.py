@@ -13,7 +13,7 @@ from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient, describe
 from luminosity.io.kafka.outgoing import Outgoing
 
-__all__ = ["OWN_SETTINGS", "BundleProducer", "DeliveryFailure"]
+__all__ = ["DEFAULTS", "MESSAGE_MAX_BYTES", "OWN_SETTINGS", "REFUSED", "BundleProducer", "DeliveryFailure"]
 
 _FLUSH_GRACE_S = 5.0  # librdkafka reports records that time out once a second
 _POLL_S = 0.1  # how late a full queue notices that it has room
@@ -27,19 +27,22 @@ OWN_SETTINGS = {
     "delivery.report.only.error": "with_exception_handling()",
     "delivery.timeout.ms": "delivery_timeout_s=",
     "message.timeout.ms": "delivery_timeout_s=",
-    "transactional.id": "no transactions: a bundle that is retried would have another one",
+    "transactional.id": "exactly_once=",
+    "transaction.timeout.ms": "delivery_timeout_s=",
 }
 """Settings that ``config=`` can't have, with what to use instead."""
 
-_DEFAULTS = {
+MESSAGE_MAX_BYTES = 1_048_588  # the default of brokers, so that records of 1 MB fit
+DEFAULTS = {
     "enable.idempotence": True,  # no duplicates and no changes of order when requests are retried
     "linger.ms": 20,  # how long a record waits for others of its partition; a request costs as much as ten records
-    "message.max.bytes": 1_048_588,  # the default of brokers, so that records of 1 MB fit
+    "message.max.bytes": MESSAGE_MAX_BYTES,
     "partitioner": "murmur2_random",  # as Java's clients: a key has the same partition, whoever writes it
     "queue.buffering.max.kbytes": 65_536,  # memory for records that Kafka does not have yet
     "reconnect.backoff.ms": 20,  # half of it passes between the connections to the first and the next broker
     "reconnect.backoff.max.ms": 1_000,  # how late the end of an outage is noticed
 }
+"""Settings that producers have unless ``config=`` says otherwise."""
 # A broker refuses all records of a request with these, though one of them may be at fault alone.
 _OF_A_BATCH = frozenset(
     {"MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "INVALID_RECORD", "INVALID_TIMESTAMP"}
@@ -50,8 +53,8 @@ _RECORDS_FAULT = _OF_A_BATCH | {
     *("TOPIC_EXCEPTION", "TOPIC_AUTHORIZATION_FAILED", "UNKNOWN_TOPIC_OR_PART", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
     *("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_INVALID_ARG", "_BAD_MSG"),
 }
-# The client has no right to write. A retry has none either.
-_REFUSED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"})
+REFUSED = frozenset({"CLUSTER_AUTHORIZATION_FAILED", "SASL_AUTHENTICATION_FAILED", "_AUTHENTICATION"})
+"""Errors for a client that has no right to write. A retry has none either."""
 
 
 class DeliveryFailure:
@@ -76,7 +79,7 @@ class DeliveryFailure:
 
     def error(self) -> KafkaError:
         """Return the error that fails the bundle."""
-        may_pass = not self.is_records_fault and self.name not in _REFUSED
+        may_pass = not self.is_records_fault and self.name not in REFUSED
         fix = "check the record, or pass it on with WriteKafka(...).with_exception_handling()"
         return KafkaError(
             f"Kafka does not take a record: {self.reason}",
@@ -171,7 +174,7 @@ class BundleProducer:
         self._kafka = require("confluent_kafka", "kafka")
         self._producer = self._client.producer(
             {
-                **{name: value for name, value in _DEFAULTS.items() if not self._client.has(name)},
+                **{name: value for name, value in DEFAULTS.items() if not self._client.has(name)},
                 "message.timeout.ms": round(self._timeout_s * 1000),
                 "delivery.report.only.error": True,
             },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -14,36 +13,19 @@ from apache_beam.transforms.window import WindowedValue
 
 from luminosity.errors import InvalidArgument
 from luminosity.io.kafka.client import KafkaClient
+from luminosity.io.kafka.exactly_once.sink import ExactlyOnce
+from luminosity.io.kafka.exactly_once.transform import WriteExactlyOnce
 from luminosity.io.kafka.metrics import WriteMetrics
 from luminosity.io.kafka.offsets import BrokerQueries, ErrorLog
-from luminosity.io.kafka.outgoing import Outgoing, Part, RecordParts
+from luminosity.io.kafka.outgoing import UNWRITTEN, Outgoing, Part, RecordParts, UnwrittenRecord
 from luminosity.io.kafka.producer import OWN_SETTINGS, BundleProducer, DeliveryFailure
 
 __all__ = ["UnwrittenRecord", "WriteKafka"]
 
-_UNWRITTEN = "unwritten"  # the tag of dead letters
+_SHARDS = 4
 _MOST_KEPT = 10_000  # records that may have to be sent again; then the step waits for Kafka
 _CHECK_S = 5.0  # how long brokers may take to answer when a pipeline is built
 _MOST_KEPT_BYTES = 16_000_000  # the same, in bytes
-
-
-@dataclass(frozen=True)
-class UnwrittenRecord:
-    """A dead letter of ``WriteKafka``: an element that Kafka does not have, and the reason.
-
-    Attributes:
-        element: the element, or a record batch with the one row.
-        reason: the type of the error and its message.
-        topic: the topic, or None if the element could not be made into a record.
-        partition: the partition, or None if it was not chosen yet.
-        key: the record's key.
-    """
-
-    element: Any
-    reason: str
-    topic: str | None = None
-    partition: int | None = None
-    key: bytes | None = None
 
 
 class WriteKafka(beam.PTransform[Any, Any]):
@@ -77,6 +59,11 @@ class WriteKafka(beam.PTransform[Any, Any]):
     bundle, or several bundles after each other, have them. Bundles that run at the same time have no order: after a
     source of Kafka without a ``Reshuffle`` between, the records of a partition never do.
 
+    With ``exactly_once``, readers with ``read_committed`` see every record once, also if everything is killed and
+    starts again from its checkpoint. Records are written in transactions, once the checkpoint has them, and those with
+    the same key keep their order in all bundles. It needs ``LuminosityRunner`` with ``--checkpoint_dir``, and one topic
+    for all records. The output is in the global window. A record that brokers refuse ends the run.
+
     A worker that is ahead of Kafka waits, with at most 64 MB of records in its queue (``queue.buffering.max.kbytes``).
     A broker may be away for ``delivery_timeout_s``; then the bundle fails, and is retried.
 
@@ -101,6 +88,10 @@ class WriteKafka(beam.PTransform[Any, Any]):
         config: settings of librdkafka, such as ``{"compression.type": "zstd"}``.
         secrets: settings whose values are secret, each as ``"env:NAME"`` or ``"file:PATH"``.
         delivery_timeout_s: how long Kafka may take for a record, with all retries.
+        exactly_once: write each record once, with this name for transactions and consumer groups. No other sink may
+            have it, nor the same sink with another checkpoint.
+        shards: how many transactions may be open at once with ``exactly_once``; about as many as there are workers.
+            It may change between two starts, which gives up the order of records with the same key that wait then.
     """
 
     def __init__(
@@ -116,6 +107,8 @@ class WriteKafka(beam.PTransform[Any, Any]):
         config: Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
         delivery_timeout_s: float = 120.0,
+        exactly_once: str | None = None,
+        shards: int = _SHARDS,
     ) -> None:
         super().__init__()
         self._parts = RecordParts(topic, key, value, headers, timestamp, partition)
@@ -124,6 +117,11 @@ class WriteKafka(beam.PTransform[Any, Any]):
         self._client = KafkaClient.of(bootstrap_servers, config, secrets, OWN_SETTINGS)
         self._delivery_timeout_s = float(delivery_timeout_s)
         self._keeps_unwritten = False
+        self._exactly_once = None
+        if exactly_once is not None:
+            self._exactly_once = ExactlyOnce.of(self._client, topic, exactly_once, shards, self._delivery_timeout_s)
+        elif shards != _SHARDS:
+            raise InvalidArgument(f"found shards={shards} without exactly_once=, expected both or neither")
 
     def with_exception_handling(self) -> WriteKafka:
         """Collect elements that Kafka refuses: the transform returns ``(written, unwritten)``.
@@ -149,13 +147,17 @@ class WriteKafka(beam.PTransform[Any, Any]):
         """Write in the workers that have the elements: a step between would change their order."""
         if getattr(input_or_inputs.pipeline.runner, "runs_on_this_machine", False):
             _check_brokers(self._client)
+        if self._exactly_once is not None:
+            return input_or_inputs | "Write" >> WriteExactlyOnce(
+                self._exactly_once, self._parts, keeps_unwritten=self._keeps_unwritten
+            )
         step = WriteDoFn(self._client, self._parts, self._delivery_timeout_s, self._keeps_unwritten)
         if not self._keeps_unwritten:
             return input_or_inputs | "Write" >> beam.ParDo(step).with_output_types(tuple[str, int])
-        outputs = input_or_inputs | "Write" >> beam.ParDo(step).with_outputs(_UNWRITTEN, main="written")
+        outputs = input_or_inputs | "Write" >> beam.ParDo(step).with_outputs(UNWRITTEN, main="written")
         outputs.written.element_type = tuple[str, int]
-        outputs[_UNWRITTEN].element_type = UnwrittenRecord
-        return outputs.written, outputs[_UNWRITTEN]
+        outputs[UNWRITTEN].element_type = UnwrittenRecord
+        return outputs.written, outputs[UNWRITTEN]
 
     def display_data(self) -> dict[str, Any]:
         """Return the addresses and the topic."""
@@ -266,7 +268,7 @@ class WriteDoFn(beam.DoFn):
             for topic, count in counts.items():
                 yield WindowedValue((topic, count), self._times[windows], windows)
         for letter, windowed in self._letters:
-            yield TaggedOutput(_UNWRITTEN, windowed.with_value(letter))
+            yield TaggedOutput(UNWRITTEN, windowed.with_value(letter))
 
     def teardown(self) -> None:
         """Close the connection. Records that wait are dropped: their bundle has failed."""

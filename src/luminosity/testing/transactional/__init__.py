@@ -1,0 +1,1 @@
+"""A Kafka broker in Python for tests that need transactions."""
