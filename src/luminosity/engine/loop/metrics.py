@@ -226,6 +226,13 @@ class RunMetrics:
                     of_namespace[metric.name] = of_namespace.get(metric.name, 0) + metric.count
         return found
 
+    def count_of(self, namespace: str, name: str) -> int:
+        """Return the sum of a user counter over all stages."""
+        with self._lock:
+            self._merge_all()
+            every = [metric for metrics in self._by_stage.values() for metric in metrics.values()]
+        return sum(metric.count for metric in every if (metric.namespace, metric.name) == (namespace, name))
+
     def numbers(self, stage: str, namespaces: Collection[str]) -> dict[tuple[str, str], dict[str, int]]:
         """Return counters and gauges in these namespaces, by step and namespace."""
         found: dict[tuple[str, str], dict[str, int]] = {}
