@@ -115,11 +115,15 @@ class _Merged:
             self.count = value
         else:
             self._info = self._with(value)
+            self._payload = value
+            self._gauge = _gauge(self._info) if self._gauge is not None else None
 
     @property
     def value(self) -> int | bytes:
         """The value alone, without the labels."""
-        return self.count if self._is_counter else self._info.payload
+        if self._is_counter:
+            return self.count
+        return self._info.payload if self._gauge is None else self._payload
 
     def _with(self, payload: bytes) -> _Info:
         info = _Info()

@@ -180,9 +180,9 @@ class Outputs(list[Any]):
     records they are of, in their order.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.runs: list[RecordRun] = []
+    def __init__(self, outputs: Iterable[Any] = (), runs: Iterable[RecordRun] = ()) -> None:
+        super().__init__(outputs)
+        self.runs = list(runs)
 
     def add(self, records: list[KafkaRecord], made: Iterable[Any]) -> None:
         """Add what was made of records of one partition."""

@@ -208,6 +208,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             if passed:
                 self._metrics.count_skipped(passed)
             if chunk.records:
+                consumer.queries.note_answer()
                 claimed_at = time.monotonic()
                 yield from self._outputs(chunk, watermark, now_micros)
                 consumer.adapt(chunk.records, time.monotonic() - claimed_at)
