@@ -175,6 +175,13 @@ RUNNER_FLAGS = (
         page="debugging.md",
     ),
     Flag(
+        "skip_record",
+        "TOPIC[PARTITION]@OFFSET",
+        "leave out one record of Kafka, such as reviews[3]@1204, and count it; may be given several times",
+        page="kafka.md",
+        is_list=True,
+    ),
+    Flag(
         "checkpoint_dir",
         "DIR",
         "folder in which the run keeps itself, so that the next start with the same folder continues it; on a local or "

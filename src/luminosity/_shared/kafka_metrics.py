@@ -33,6 +33,8 @@ class KafkaMetrics:
     BYTES_READ: Final = "bytes_read"
     RECORDS_UNREADABLE: Final = "records_unreadable"
     RECORDS_LOST: Final = "records_lost"
+    RECORDS_SKIPPED: Final = "records_skipped"
+    SKIPPED: Final = "skipped "  # how counters of single records that were left out begin
     AGE: Final = "age_ms"  # from a record's timestamp to its reading
     LAG: Final = "lag "  # how gauges of partitions begin
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from luminosity._shared.flags import RUNNER_FLAGS
+from luminosity._shared.record_places import parse_place
 from luminosity._shared.text import parse_size, printable, shorten
 from luminosity.core import machine_ram_bytes
 from luminosity.engine.beam_options import (
@@ -61,6 +63,7 @@ class EngineConfig:
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
+    skip_record: tuple[str, ...] = ()  # places of records that sources of Kafka leave out
     element_timeout: float | None = None  # in seconds; None: elements may take as long as they like
     when_busy: str = "share"  # what to do if other runs hold what steps ask for
     run_dir: str | None = None
@@ -103,6 +106,7 @@ class EngineConfig:
             debug=ours.debug,
             element_timeout=_element_timeout(ours),
             save_failed=_new_file("save_failed", ours.save_failed),
+            skip_record=_places(ours.skip_record or ()),
             run_dir=ours.run_dir,
             manifest=_choice("manifest", ours.manifest),
             **_checkpoint(options),
@@ -282,6 +286,13 @@ def _memory_budget(value: Any) -> int:
     if size is None or size < _LEAST_BUDGET_BYTES:
         raise OptionError(f"--memory_budget={value}: expected a size from 1MB up, such as 512MB, 4GB or 2GiB")
     return size
+
+
+def _places(given: Iterable[str]) -> tuple[str, ...]:
+    for text in given:
+        if parse_place(text) is None:
+            raise OptionError(f"--skip_record={text}: expected TOPIC[PARTITION]@OFFSET, such as reviews[3]@1204")
+    return tuple(dict.fromkeys(text.strip() for text in given))
 
 
 def _folder(name: str, value: Any) -> str | None:

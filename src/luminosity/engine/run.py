@@ -11,6 +11,7 @@ from typing import Literal
 
 from apache_beam.runners.runner import PipelineState
 
+from luminosity._shared.kafka_metrics import KafkaMetrics
 from luminosity.engine.assemble import assemble
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
@@ -102,6 +103,7 @@ class Run:
         self.on_failure: Callable[[], None] | None = None
         self._ending = Ending()
         self._is_debug = config.debug
+        self._skip_record = config.skip_record
         self._plan_drain = plan_drain
         self._request: Literal["", "drain", "stop", "cancel"] = ""  # what has been asked for last
         self.is_durable = checkpoint is not None
@@ -253,6 +255,7 @@ class Run:
                     remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure), self.failure)
+                self._tell_unmatched()
                 if self._checkpoint is not None and self.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
                     _LOGGER.warning(
                         "the run is %s; start it again with --checkpoint_dir=%s to continue",
@@ -267,6 +270,12 @@ class Run:
                     self._connection.close()
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
+
+    def _tell_unmatched(self) -> None:
+        """Warn of records that the user wants to leave out and that no source has read."""
+        for place in self._skip_record:
+            if not self.metrics.count_of(KafkaMetrics.READ, KafkaMetrics.SKIPPED + place):
+                _LOGGER.warning("--skip_record=%s: no source has read this record", place)
 
     def _with_remedy(self, error: BaseException) -> BaseException:
         """Return the error, with a remedy for a run with a checkpoint, which has no ``--spill_dir``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from luminosity._shared.notebook import name_cells
@@ -74,7 +74,12 @@ class Failures:
         step = failure.step or bundle.stage.plan.label
         if bundle.search is None and failure.may_pass and bundle.failures < self._attempts:
             _LOGGER.warning(
-                "step %r failed, attempt %d of %d: %s", step, bundle.failures, self._attempts, failure.exception
+                "step %r failed%s, attempt %d of %d: %s",
+                step,
+                f" at the record {failure.record}" if failure.record else "",
+                bundle.failures,
+                self._attempts,
+                failure.exception,
             )
             return [bundle]
         if failure.is_lost_block:
@@ -91,11 +96,15 @@ class Failures:
             lines.append(f"  at {place}")
         if failure.element:
             lines.append(f"  element: {failure.element}")
+        if failure.record:
+            lines.append(f"  record: {failure.record}")
         saved = [self._save(bundle, failure, None)] if self._save is not None else []
         # An error with a remedy and without a line of the user's code is ours: there is no traceback to show.
         shown = ["", _shown(failure)] if failure.location or failure.fix is None else []
         message = "\n".join([*lines, *shown, *saved])
         fix = next((fix for pattern, fix in _FIXES if pattern.search(failure.exception)), failure.fix)
+        if fix is None and failure.record:
+            fix = _leave_out([failure.record])
         error = StepFailed(message, headline=headline, summary="\n".join([*lines, *saved]), fix=fix)
         error.step, error.traceback = step, name_cells(failure.traceback)
         error.place = describe_location(failure.location) if failure.location else ""
@@ -113,8 +122,8 @@ class Failures:
             if not bundle.search.parts:
                 raise bundle.search.error
 
-    def after_exit(self, bundle: Bundle, exit_code: int, was_alone: bool) -> list[Bundle]:
-        """Return the bundles to run in place of ``bundle``, whose worker exited.
+    def after_exit(self, bundle: Bundle, exit_code: int, was_alone: bool, records: Sequence[str] = ()) -> list[Bundle]:
+        """Return the bundles to run in place of ``bundle``, whose worker exited. It was at these ``records``.
 
         This does not count against the attempts of user code that raises. An element is not to blame for the loss of a
         whole node or of the fork server. Raises ``ElementKillsWorker`` if a single element ends its worker on every
@@ -137,15 +146,18 @@ class Failures:
             f"the worker {describe_exit(exit_code)} in each of {MAX_ATTEMPTS} attempts to process one element",
             f"  of step {stage.label!r} ({', '.join(stage.steps)})",
             *([f"  element: {element}"] if element else []),
+            *([f"  record: {', '.join(records)}"] if records else []),
             cause,
         ]
         if self._save is not None:
             failure = Failure(f"the worker {describe_exit(exit_code)}", "", stage.label, element=element)
             lines.append(self._save(bundle, failure, exit_code))
             fix = None  # the line says what to do
+        if records:
+            fix = _leave_out(records)
         raise ElementKillsWorker("\n".join(lines), fix=fix)
 
-    def after_timeout(self, bundle: Bundle, overdue: Overdue) -> list[Bundle]:
+    def after_timeout(self, bundle: Bundle, overdue: Overdue, records: Sequence[str] = ()) -> list[Bundle]:
         """Return the bundles to run in place of ``bundle``, whose worker was ended because an element took too long.
 
         The element is tried again alone, and bundles that only ran in the same worker are, too. Raises
@@ -178,7 +190,7 @@ class Failures:
             return [others, alone]
         summary = f"step {stall.step!r}: one element took longer than {limit} in each of {MAX_ATTEMPTS} attempts"
         place, element, _ = stall.details()
-        text = f"{summary}{place}{element}"
+        text = f"{summary}{place}{element}" + (f"; record: {', '.join(records)}" if records else "")
         if self._save is not None:
             failure = Failure(summary, "", stall.step, element=stall.element)
             text = f"{text}\n{self._save(bundle, failure, None)}"
@@ -204,6 +216,14 @@ class Failures:
             if bundle.inputs.get(read.transform_id):
                 return self.element(bundle, read.transform_id, 0)
         return f"a timer of {', '.join(family for _, family in bundle.timers)}"
+
+
+def _leave_out(records: Sequence[str]) -> Fix:
+    options = " ".join(f"--skip_record={place}" for place in records if " " not in place)
+    return Fix(
+        f"mend the step; {options} leaves the record out" if options else "mend the step",
+        command=f"mend the step, or use {options} to leave the record out" if options else "mend the step",
+    )
 
 
 def _shown(failure: Failure) -> str:

@@ -115,11 +115,15 @@ class _Merged:
             self.count = value
         else:
             self._info = self._with(value)
+            self._payload = value
+            self._gauge = _gauge(self._info) if self._gauge is not None else None
 
     @property
     def value(self) -> int | bytes:
         """The value alone, without the labels."""
-        return self.count if self._is_counter else self._info.payload
+        if self._is_counter:
+            return self.count
+        return self._info.payload if self._gauge is None else self._payload
 
     def _with(self, payload: bytes) -> _Info:
         info = _Info()
@@ -225,6 +229,13 @@ class RunMetrics:
                     of_namespace = found.setdefault(metric.step, {}).setdefault(metric.namespace, {})
                     of_namespace[metric.name] = of_namespace.get(metric.name, 0) + metric.count
         return found
+
+    def count_of(self, namespace: str, name: str) -> int:
+        """Return the sum of a user counter over all stages."""
+        with self._lock:
+            self._merge_all()
+            every = [metric for metrics in self._by_stage.values() for metric in metrics.values()]
+        return sum(metric.count for metric in every if (metric.namespace, metric.name) == (namespace, name))
 
     def numbers(self, stage: str, namespaces: Collection[str]) -> dict[tuple[str, str], dict[str, int]]:
         """Return counters and gauges in these namespaces, by step and namespace."""

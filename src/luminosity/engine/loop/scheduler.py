@@ -8,6 +8,7 @@ from typing import Literal
 
 from apache_beam.portability.api import beam_fn_api_pb2
 
+from luminosity._shared.record_places import take_places
 from luminosity._shared.text import describe_exit
 from luminosity.engine.data.event_time import MAX
 from luminosity.engine.data.live_side_input import LiveSideInput
@@ -360,23 +361,25 @@ class Scheduler:
             worker, describe_exit(code) if overdue is None else "was ended: an element took too long"
         )
         self._staff.check_start(worker, code)
+        records = take_places(self._parts.folders.memory, worker.process.pid) if worker.process is not None else []
         if worker.bundles and overdue is None:
             _LOGGER.warning(
-                "worker %s of pool %r%s %s; its bundles (%d) are retried",
+                "worker %s of pool %r%s %s; its bundles (%d) are retried%s",
                 worker.id,
                 worker.pool.plan.name,
                 f" on node {worker.node[:8]}" if worker.node else "",
                 describe_exit(code),
                 len(worker.bundles),
+                f"; it was at the record {', '.join(records)}" if records else "",
             )
         lost = worker.take_bundles()
         for bundle in lost:
             assert bundle.attempt is not None
             give_up(bundle, bundle.attempt, self._parts)
             if overdue is None:
-                bundles = self._parts.failures.after_exit(bundle, code, was_alone=len(lost) == 1)
+                bundles = self._parts.failures.after_exit(bundle, code, len(lost) == 1, records)
             else:
-                bundles = self._parts.failures.after_timeout(bundle, overdue)
+                bundles = self._parts.failures.after_timeout(bundle, overdue, records)
             self._stages[bundle.stage.id].retry(bundle, bundles)
         self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
         self._parts.blocks.ledger.writer_lost(worker.writer)

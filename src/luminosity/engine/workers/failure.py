@@ -19,6 +19,7 @@ from apache_beam.transforms import core
 from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity._shared.notebook import cell_line
+from luminosity._shared.record_places import take_left
 from luminosity._shared.text import shorten, shorten_repr
 from luminosity._shared.user_code import fold, is_installed, is_users, is_users_file
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY, USER_DATA
@@ -59,6 +60,7 @@ class Failure:
     step: str = ""
     location: str = ""  # file and line of the user's code
     element: str = ""  # as describe_element shortens it
+    record: str = ""  # the place of the record that was being processed, such as reviews[3]@1204, if a source named it
     fix: Fix | None = None  # the remedy, if the exception has one
     shown: str = ""  # the traceback without frames of Beam's and ours, if the worker has shortened it
     may_pass: bool = True  # whether another attempt may succeed, see luminosity.errors.may_pass
@@ -115,6 +117,7 @@ class Failure:
             step=step.group(1) if step else "",
             location=elsewhere or location_of(frames),
             element=str(getattr(first, ELEMENT_AT_FAULT, "")) or element_of(frames),
+            record=take_left(),
             fix=fix,
             may_pass=may_pass(first, in_user_code=bool(elsewhere) or any(is_users(frame) for frame, _ in frames)),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from apache_beam import coders, pvalue
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils import windowed_value
 
+from luminosity._shared.record_places import RecordRun, noting
 from luminosity._shared.text import first_line, list_some
-from luminosity.errors import Fix, InvalidArgument, KafkaError, LuminosityError, TableError
+from luminosity.errors import Fix, InvalidArgument, InvalidType, KafkaError, TableError
 from luminosity.io.kafka.deserialize import Deserializer, SchemaRegistry, Unreadable, deserializer
 from luminosity.io.kafka.progress import Span, TimestampPolicy
 from luminosity.io.kafka.record import KafkaRecord, Partition
@@ -80,9 +81,13 @@ class Emitter:
     def unreadable(self, record: KafkaRecord, error: Unreadable, now_micros: int, tally: Tally) -> Any:
         """Return a dead letter, or raise ``KafkaError`` if these are not collected."""
         if not self.keeps_unreadable:
+            place = f"--skip_record={record.topic}[{record.partition}]@{record.offset}"
             raise KafkaError(
                 f"{record.topic}[{record.partition}] offset {record.offset}: {error}",
-                fix=Fix("call .with_exception_handling() to collect such records"),
+                fix=Fix(
+                    f"call .with_exception_handling() to collect such records, or pass {place} to leave this one out",
+                    command=f"use {place} to leave this record out",
+                ),
             ) from error
         tally.unreadable += 1
         micros = TimestampPolicy("record", 0).micros(record, now_micros)
@@ -91,8 +96,8 @@ class Emitter:
     def _time(self, record: KafkaRecord, now_micros: int) -> int:
         try:
             return self.timestamps.micros(record, now_micros)
-        except LuminosityError:
-            raise
+        except InvalidType as error:  # what the function has returned
+            raise Unreadable(first_line(error.message, _REASON)) from error
         except Exception as error:  # in the function of the user
             text = first_line(f"{type(error).__name__}: {error}", _REASON)
             raise Unreadable(f"the function timestamps= raised {text}") from error
@@ -149,6 +154,16 @@ class Chunk:
             positions[partition] = at
         self.records = sum(len(each) for _, each in self.runs)
 
+    def pass_by(self, skips: Mapping[Partition, Collection[int]]) -> list[KafkaRecord]:
+        """Leave out records at some offsets. Their offsets still count as read. Returns them."""
+        passed: list[KafkaRecord] = []
+        for partition, run in self.runs:
+            if partition in skips:
+                passed += [record for record in run if record.offset in skips[partition]]
+                run[:] = [record for record in run if record.offset not in skips[partition]]
+        self.records -= len(passed)
+        return passed
+
 
 class Tally:
     """Counts what the records of one partition came to."""
@@ -161,8 +176,23 @@ class Tally:
 class Outputs(list[Any]):
     """Elements and dead letters, with their times, which a read emits as one.
 
-    Beam's overhead for an output of a splittable ``DoFn`` is several times that of any other step.
+    Beam's overhead for an output of a splittable ``DoFn`` is several times that of any other step. ``runs`` say which
+    records they are of, in their order.
     """
+
+    def __init__(self, outputs: Iterable[Any] = (), runs: Iterable[RecordRun] = ()) -> None:
+        super().__init__(outputs)
+        self.runs = list(runs)
+
+    def add(self, records: list[KafkaRecord], made: Iterable[Any]) -> None:
+        """Add what was made of records of one partition."""
+        before = len(self)
+        self.extend(made)
+        topic, partition, offsets = records[0].topic, records[0].partition, [record.offset for record in records]
+        if len(self) - before == len(records) and not isinstance(self[-1].value, pa.RecordBatch):
+            self.runs += RecordRun.each(topic, partition, offsets)
+        else:
+            self.runs.append(RecordRun(topic, partition, offsets[0], offsets[-1], before - len(self)))
 
 
 class OutputsCoder(coders.Coder):
@@ -188,9 +218,9 @@ class OutputsCoder(coders.Coder):
 class Unpack(beam.DoFn):
     """Emits each of the outputs of a read, with its own time."""
 
-    def process(self, element: Outputs) -> Outputs:
-        """Return the outputs as they are."""
-        return element
+    def process(self, element: Outputs) -> Iterator[Any]:
+        """Yield the outputs as they are. An error in a step that takes one names its record."""
+        return noting(element, element.runs)
 
 
 coders.registry.register_coder(Outputs, OutputsCoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections.abc import Iterable, Mapping
@@ -14,10 +15,12 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 
 from luminosity._shared.kafka_metrics import KafkaMetrics, TimeCounters
-from luminosity.io.kafka.record import Partition
+from luminosity.io.kafka.record import KafkaRecord, Partition
 from luminosity.tables.row_times import TIMESTAMP
 
 __all__ = ["ReadMetrics", "WriteMetrics", "row_micros"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _PARTITIONS = 100  # that have a gauge of their own: each one costs every report of a bundle some 50 microseconds
 _MOST_MS = 1 << 62  # a timestamp may have any 64 bits; differences of smaller ones have no overflow
@@ -36,6 +39,7 @@ class ReadMetrics:
         self._bytes = Metrics.counter(namespace, KafkaMetrics.BYTES_READ)
         self._unreadable = Metrics.counter(namespace, KafkaMetrics.RECORDS_UNREADABLE)
         self._lost = Metrics.counter(namespace, KafkaMetrics.RECORDS_LOST)
+        self._skipped = Metrics.counter(namespace, KafkaMetrics.RECORDS_SKIPPED)
         self._age = Metrics.distribution(namespace, KafkaMetrics.AGE)
         self._ages = TimeCounters(namespace, KafkaMetrics.AGE)
         self._lags: dict[Partition, Any] = {}
@@ -57,6 +61,14 @@ class ReadMetrics:
     def count_lost(self, offsets: int) -> None:
         """Count offsets that retention has removed before they were read."""
         self._lost.inc(offsets)
+
+    def count_skipped(self, records: Iterable[KafkaRecord]) -> None:
+        """Count records that ``--skip_record`` has left out, each by its place."""
+        for record in records:
+            self._skipped.inc()
+            place = f"{record.topic}[{record.partition}]@{record.offset}"
+            Metrics.counter(KafkaMetrics.READ, KafkaMetrics.SKIPPED + place).inc()
+            _LOGGER.warning("the record %s is left out, as --skip_record says", place)
 
     def set_lags(self, group: int, positions: Mapping[Partition, int], ends: Mapping[Partition, int]) -> None:
         """Report for each partition of a group how many offsets are left to read.

@@ -12,6 +12,7 @@ from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe
+from luminosity.io.kafka.outage import OutageLog
 from luminosity.io.kafka.record import Partition
 
 __all__ = ["BrokerQueries", "ErrorLog", "Position", "name_partitions", "partitions_of"]
@@ -22,7 +23,6 @@ _REQUEST_TIMEOUT_S = 5.0  # how long one request may take
 _FIRST_TIMEOUT_S = 0.5  # the same for the first: then callbacks can say that the client is refused
 _PROBE_TIMEOUT_S = 1.0  # the same in the middle of a read, which has to report to its runner
 _RETRY_S = 0.2  # between two requests while the brokers don't answer
-_WARN_EVERY_S = 10.0
 
 _END, _BEGINNING = -1, -2  # Kafka's numbers, in the place of a timestamp
 _UNSET = -1001  # librdkafka's number for an offset that a group has not committed
@@ -97,9 +97,8 @@ class BrokerQueries:
         self._errors = errors
         self._servers = servers
         self._patience_s = patience_s
-        self._away_since: float | None = None
+        self._outage = OutageLog(servers, "reading")
         self._missing_since: dict[Partition, float] = {}
-        self._warned_at = 0.0
         self._has_answered = False
         self._kafka = require("confluent_kafka", "kafka")
 
@@ -115,7 +114,7 @@ class BrokerQueries:
     @property
     def are_away(self) -> bool:
         """Whether brokers have not answered the last request, without a word why."""
-        return self._away_since is not None and not self._errors.refusal
+        return self._outage.since is not None and not self._errors.refusal
 
     def partitions(self, topics: Sequence[str], pattern: str | None) -> list[Partition]:
         """Return all partitions of the topics, or of those that match the pattern. Raises if a topic is missing."""
@@ -207,11 +206,9 @@ class BrokerQueries:
 
         ``since`` is when the request was sent; by default they are away from now on.
         """
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = self._warned_at = now if since is None else since
-        away = now - self._away_since
         reason = self._errors.refusal or self._errors.last or describe(error)
+        self._outage.note_silence(reason, since)
+        away = self._outage.seconds()
         if self._errors.refusal and not self._has_answered:
             raise KafkaError(
                 f"the brokers at {self._servers} refuse this client: {self._errors.refusal}",
@@ -222,14 +219,6 @@ class BrokerQueries:
                 f"the brokers at {self._servers} have not answered for {away:.0f} s: {reason}",
                 fix="check the addresses and the brokers; max_outage_s= says how long to wait",
                 may_pass=False,
-            )
-        if now - self._warned_at >= _WARN_EVERY_S:
-            self._warned_at = now
-            _LOGGER.warning(
-                "the brokers at %s have not answered for %.0f s (%s); reading goes on when they do",
-                self._servers,
-                away,
-                reason,
             )
 
     def _note_missing(self, partitions: Sequence[Partition]) -> None:
@@ -250,12 +239,9 @@ class BrokerQueries:
     def note_answer(self) -> None:
         """Note that the brokers have answered."""
         self._has_answered = True
-        if self._away_since is not None:
-            away = time.monotonic() - self._away_since
-            self._away_since = None
+        if self._outage.since is not None:
             self._errors.clear()
-            if away >= _WARN_EVERY_S:
-                _LOGGER.warning("the brokers at %s answer again, after %.0f s", self._servers, away)
+            self._outage.note_answer()
 
     def _offsets(self, partitions: Iterable[Partition], when: int) -> dict[Partition, int]:
         listed = self._listed(partitions, when)

@@ -11,12 +11,14 @@ from luminosity._shared.text import shorten_repr
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient, describe
+from luminosity.io.kafka.outage import OutageLog
 from luminosity.io.kafka.outgoing import Outgoing
 
 __all__ = ["DEFAULTS", "MESSAGE_MAX_BYTES", "OWN_SETTINGS", "REFUSED", "BundleProducer", "DeliveryFailure"]
 
 _FLUSH_GRACE_S = 5.0  # librdkafka reports records that time out once a second
 _POLL_S = 0.1  # how late a full queue notices that it has room
+_FLUSH_S = 1.0  # how often it is looked whether Kafka takes records
 _POLL_EVERY = 256  # records: reports of deliveries take room in the queue until they are polled
 # librdkafka asks for the number of an idempotent producer half a second after it was made, or when metadata arrives.
 _ASKS_ITSELF_S = 0.5
@@ -99,6 +101,7 @@ class BundleProducer:
         self._timeout_s = delivery_timeout_s
         self._kafka: Any = None
         self._producer: Any = None
+        self._outage = OutageLog(client.servers, "writing")
         self._topic = ""
         self._sent = 0
         self._has_number = True  # whether the first delivery need not wait for the number of an idempotent producer
@@ -125,7 +128,7 @@ class BundleProducer:
                 deadline = deadline or time.monotonic() + self._timeout_s + _FLUSH_GRACE_S
                 if time.monotonic() >= deadline:
                     raise self._stuck() from None
-                producer.poll(_POLL_S)
+                self._note_wait(producer.poll(_POLL_S), time.monotonic())
             except self._kafka.KafkaException as error:
                 size = len(value or b"") + len(key or b"")
                 found = DeliveryFailure(error.args[0], topic, None if partition < 0 else partition, key, size)
@@ -143,8 +146,27 @@ class BundleProducer:
         if not self._has_number:
             self._has_number = True
             self._ask_for_number()
-        if self._producer.flush(self._timeout_s + _FLUSH_GRACE_S):
-            raise self._stuck()
+        now = time.monotonic()
+        until, waiting = now + self._timeout_s + _FLUSH_GRACE_S, len(self._producer)
+        while left := self._producer.flush(max(0.0, min(_FLUSH_S, until - now))):
+            now = time.monotonic()
+            if now >= until:
+                raise self._stuck()
+            self._note_wait(waiting - left, now)
+            waiting = left
+        self._outage.note_answer()
+
+    def _note_wait(self, reports: int, now: float) -> None:
+        """Note that this thread waits for Kafka, which has taken ``reports`` records meanwhile."""
+        if reports > 0:
+            self._outage.note_answer()
+        elif self._outage.since is None:
+            self._trouble = ""
+            self._outage.note_silence("", now)
+        else:
+            self._outage.note_silence(
+                self._trouble or "they don't answer", waiting=f", and {len(self._producer):,} records wait for them"
+            )
 
     def _ask_for_number(self) -> None:
         """Ask for metadata, with which an idempotent producer asks for its number. Blocks for half a second at most.

@@ -201,6 +201,7 @@ class GroupTracker(RestrictionTracker):
 
 _MIN_MICROS = MIN_TIMESTAMP.micros
 _MAX_MICROS = GlobalWindow().max_timestamp().micros
+_MOST_SECONDS = 1e13  # beyond the times that elements can have; also false for NaN
 _NAMES = ("record", "log_append", "processing")
 
 
@@ -263,16 +264,27 @@ class TimestampPolicy(NamedTuple):
 
 
 def _to_micros(value: Any) -> int:
+    """Return what a function of the user says. Raises ``InvalidType`` for what is no time that an element can have.
+
+    >>> _to_micros(1.5)
+    1500000
+    >>> _to_micros(float("nan"))
+    Traceback (most recent call last):
+    luminosity.errors.InvalidType: found nan from the function timestamps=, expected seconds since 1970, a datetime ...
+    """
+    micros: int | None = None
     if isinstance(value, Timestamp):
-        return _bounded(value.micros)
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return _bounded(Timestamp.from_utc_datetime(value.astimezone(timezone.utc)).micros)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _bounded(round(value * 1e6))
-    raise InvalidType(
-        f"found {shorten_repr(value, 80)} from the function timestamps=, expected seconds since 1970, a datetime with "
-        "a time zone or a Beam Timestamp"
-    )
+        micros = value.micros
+    elif isinstance(value, datetime) and value.tzinfo is not None:
+        micros = Timestamp.from_utc_datetime(value.astimezone(timezone.utc)).micros
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MOST_SECONDS:
+        micros = round(value * 1e6)
+    if micros is None or not _MIN_MICROS <= micros <= _MAX_MICROS:
+        raise InvalidType(
+            f"found {shorten_repr(value, 80)} from the function timestamps=, expected seconds since 1970, a datetime "
+            "with a time zone or a Beam Timestamp, within the times that elements can have"
+        )
+    return micros
 
 
 def _bounded(micros: int) -> int:

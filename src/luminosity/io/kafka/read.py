@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.utils.timestamp import Timestamp
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
+from luminosity._shared.record_places import parse_place
 from luminosity._shared.text import shorten_repr
-from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.errors import InvalidArgument, InvalidType, OptionError
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
 from luminosity.io.kafka.consumer import OWN_SETTINGS, ConsumerSettings
@@ -26,6 +28,7 @@ from luminosity.io.kafka.offsets import Position
 from luminosity.io.kafka.progress import TimestampPolicy
 from luminosity.io.kafka.read_step import ReadGroup, ReadSettings, ReadStream, check_brokers
 from luminosity.io.kafka.record import KafkaRecord, Partition
+from luminosity.runner_options import LuminosityOptions
 from luminosity.tables.schemas import remember_schema
 
 __all__ = ["ReadKafka"]
@@ -186,7 +189,7 @@ class ReadKafka(beam.PTransform[Any, Any]):
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Divide the partitions into groups, and read these in parallel."""
-        settings = self._settings
+        settings = self._settings = self._settings._replace(skips=_skips(input_or_inputs.pipeline.options))
         if getattr(input_or_inputs.pipeline.runner, "runs_on_this_machine", False):
             check_brokers(settings, _CHECK_S)
         groups = input_or_inputs | "Groups" >> beam.Create(list(range(settings.groups)), reshuffle=False)
@@ -217,6 +220,17 @@ class ReadKafka(beam.PTransform[Any, Any]):
         """Return the topics and the brokers, without settings."""
         topics = f"pattern {self._pattern}" if self._pattern is not None else ", ".join(self._topics)
         return {"topics": topics, "bootstrap_servers": self._settings.consumers.client.servers}
+
+
+def _skips(options: PipelineOptions) -> dict[Partition, set[int]]:
+    """Return the offsets of ``--skip_record`` by partition."""
+    skips: dict[Partition, set[int]] = {}
+    for text in options.view_as(LuminosityOptions).skip_record or ():
+        place = parse_place(text)
+        if place is None:
+            raise OptionError(f"--skip_record={text}: expected TOPIC[PARTITION]@OFFSET, such as reviews[3]@1204")
+        skips.setdefault(place[:2], set()).add(place[2])
+    return skips
 
 
 def _check_one_of(name: str, given: str, allowed: Sequence[str]) -> None:

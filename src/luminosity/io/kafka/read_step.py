@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -61,6 +61,7 @@ class ReadSettings(NamedTuple):
     groups: int
     look_every_s: float
     skips_lost: bool
+    skips: Mapping[Partition, Collection[int]] = {}  # offsets of records to pass by
 
 
 def group_of(partition: Partition, groups: int) -> int:
@@ -199,11 +200,15 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
             messages = consumer.poll(consumer.chunk, _SHORT_POLL_S if emitted else _POLL_S)
             now_micros = time.time_ns() // 1000
             chunk = Chunk(messages, group.spans)
+            passed = chunk.pass_by(self._settings.skips) if self._settings.skips else []
             if not tracker.try_claim(Claim(chunk.positions)):
                 consumer.unread(messages)
                 return
             consumer.moved(chunk.positions)
+            if passed:
+                self._metrics.count_skipped(passed)
             if chunk.records:
+                consumer.queries.note_answer()
                 claimed_at = time.monotonic()
                 yield from self._outputs(chunk, watermark, now_micros)
                 consumer.adapt(chunk.records, time.monotonic() - claimed_at)
@@ -227,7 +232,7 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         for partition, records in chunk.runs:
             if records:
                 tally = Tally()
-                outputs.extend(emitter.emit(records, now_micros, tally))
+                outputs.add(records, emitter.emit(records, now_micros, tally))
                 unreadable += tally.unreadable
                 if tally.newest > _NOTHING:
                     moves.append((partition, policy.watermark_after(tally.newest, now_micros)))
