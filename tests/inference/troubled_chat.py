@@ -33,6 +33,7 @@ _TROUBLES = (  # how many of a hundred rows have one: the first until the server
     *["slow"] * 3,
     *["cut"] * 3,
     *["garbled"] * 2,
+    *["invalid"] * 2,
 )
 
 
@@ -71,9 +72,12 @@ class TroubledChat:
             said = dataclasses.replace(said, breaks_off=True)
         elif trouble == "garbled":
             said = Said(b"<html>" + said.bytes)
+        elif trouble == "invalid":
+            said = Said(said.bytes[:-1])  # JSON whose end is missing, in a whole response
         with self._lock:
             self.now[text] -= 1
-            tokens = said.body["usage"]["total_tokens"] if said.status == 200 and trouble != "garbled" else 0
+            is_whole = said.status == 200 and trouble not in ("garbled", "invalid")
+            tokens = said.body["usage"]["total_tokens"] if is_whole else 0
             self.arrived.append((arrived, tokens))
             self.paid[text] += trouble in ("", "slow")
         return said
@@ -173,16 +177,26 @@ def _run(settings: dict[str, Any]) -> None:
 
 
 def _ten_thousand(count: int) -> None:
-    """Ask for 10,000 rows, kill the run half-way, and run until every row has its answer; print what it took."""
+    """Ask for 10,000 rows, kill the run half-way, and run until every row has its answer; print what it took.
+
+    The server is restarted after a quarter of the rows, and again in the second run.
+    """
     script = TroubledChat()
     limits = {"requests_per_minute": 6000, "tokens_per_minute": 300_000}
     with tempfile.TemporaryDirectory() as name, serving(script) as server:
         folder = Path(name)
         began = time.monotonic()
         with running(folder, server.url, count, **limits) as process:
-            while sum(script.paid.values()) < count // 2:
-                assert process.poll() is None, (folder / "run.log").read_text()[-3000:]
-                time.sleep(0.05)
+
+            def wait_for(answers: int) -> None:
+                while sum(script.paid.values()) < answers:
+                    assert process.poll() is None, (folder / "run.log").read_text()[-3000:]
+                    time.sleep(0.05)
+
+            wait_for(count // 4)
+            server.restart(down_s=3.0)
+            print(f"server restarted after {sum(script.paid.values()):,} answers, 3 s down", flush=True)
+            wait_for(count // 2)
             with script._lock:
                 in_flight = {text for text, number in script.now.items() if number}
             kill(process)
@@ -193,6 +207,10 @@ def _ten_thousand(count: int) -> None:
             script.calm_until = len(server.seen) + _CALM
             sent, began = len(server.seen), time.monotonic()
             with running(folder, server.url, count, **limits) as process:
+                if again == 1:
+                    wait_for(count * 3 // 4)
+                    server.restart(down_s=3.0)
+                    print(f"server restarted after {sum(script.paid.values()):,} answers, 3 s down", flush=True)
                 assert process.wait(1200) == 0, (folder / "run.log").read_text()[-3000:]
             answers, failed = results(folder)
             seconds, requests = time.monotonic() - began, len(server.seen) - sent

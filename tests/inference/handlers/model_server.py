@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 import ssl
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -64,6 +66,7 @@ class ModelServer:
         self.stopped = threading.Event()
         """Set at the end; a script that hangs waits for it."""
         self._now = 0
+        self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
         server = self
 
@@ -74,6 +77,13 @@ class ModelServer:
             def setup(self) -> None:
                 super().setup()
                 server.connections += 1
+                with server._lock:
+                    server._sockets.add(self.connection)
+
+            def finish(self) -> None:
+                with server._lock:
+                    server._sockets.discard(self.connection)
+                super().finish()
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -115,8 +125,35 @@ class ModelServer:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """Ignore clients that disconnect: some tests do so on purpose."""
 
-        self.http = Server(("127.0.0.1", port), Handler)
+        self._make = lambda port: Server(("127.0.0.1", port), Handler)
+        self.http = self._make(port)
         self.scheme = "http"
+        self._thread: threading.Thread | None = None
+
+    def listen(self) -> None:
+        """Answer in a thread."""
+        poll = {"poll_interval": 0.05}
+        self._thread = threading.Thread(target=self.http.serve_forever, kwargs=poll, daemon=True)
+        self._thread.start()
+
+    def stop_listening(self) -> None:
+        """Take no new connections."""
+        self.http.shutdown()
+        self.http.server_close()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def restart(self, down_s: float) -> None:
+        """Break off all connections, with what is under way, and listen again at the same address after some time."""
+        self.stop_listening()
+        with self._lock:
+            broken = list(self._sockets)
+        for each in broken:
+            with contextlib.suppress(OSError):  # the client has closed it meanwhile
+                each.shutdown(socket.SHUT_RDWR)
+        time.sleep(down_s)
+        self.http = self._make(self.http.server_address[1])
+        self.listen()
 
     @property
     def url(self) -> str:
@@ -127,7 +164,7 @@ class ModelServer:
         return [seen for seen in self.seen if seen.method == "POST"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(script: Script, certificate: Path | None = None, port: int = 0) -> Iterator[ModelServer]:
     server = ModelServer(script, port)
     if certificate is not None:
@@ -135,15 +172,12 @@ def serving(script: Script, certificate: Path | None = None, port: int = 0) -> I
         context.load_cert_chain(certificate)
         server.http.socket = context.wrap_socket(server.http.socket, server_side=True, do_handshake_on_connect=False)
         server.scheme = "https"
-    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+    server.listen()
     try:
         yield server
     finally:
         server.stopped.set()
-        server.http.shutdown()
-        server.http.server_close()
-        thread.join(10)
+        server.stop_listening()
 
 
 def self_signed(folder: Path) -> Path:

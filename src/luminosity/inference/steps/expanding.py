@@ -114,6 +114,7 @@ class ModelTransform(beam.PTransform[Any, Any]):
             threads=threads_of(options),
             memory_budget=memory_budget_of(options),
             max_cost=max_cost,
+            checkpoint_dir=options.get_all_options().get("checkpoint_dir"),
             workers=processes_of(pipeline),
             # All transforms of a pipeline share it: their models share the memory of one machine.
             run_id=_run_ids.setdefault(pipeline, uuid.uuid4().hex),

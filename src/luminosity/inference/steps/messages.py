@@ -22,6 +22,7 @@ from luminosity._shared.text import shorten_repr
 from luminosity.inference.adapting.adapt import THE_MODEL
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.files.local import use_cache
+from luminosity.inference.handlers.http.batch_journal import use_checkpoint
 from luminosity.inference.handlers.http.limits import use_run_budget
 from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
@@ -80,6 +81,8 @@ class StepSettings:
     """How many processes of a machine run this step, if that is known when the pipeline is built."""
     max_cost: float | None = None
     """The value of ``--max_cost``."""
+    checkpoint_dir: str | None = None
+    """The value of ``--checkpoint_dir``."""
     run_id: str = ""
     """Names the run; processes of one machine find their shared host by it."""
 
@@ -88,6 +91,7 @@ class StepSettings:
         limit_threads(self.threads)
         use_cache(self.model_cache)
         use_run_budget(self.max_cost)
+        use_checkpoint(self.checkpoint_dir)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Address:
         >>> Address.parse("http://host/models?api-version=2").url("/v2/models/m/infer")
         'http://host/models/v2/models/m/infer?api-version=2'
         """
-        return self.shown(path) + (f"?{self.query}" if self.query else "")
+        return self.shown(path) + (f"{'&' if '?' in path else '?'}{self.query}" if self.query else "")
 
     def shown(self, path: str = "") -> str:
         """Return the URL of a path below this address, for messages: without the query."""

@@ -6,26 +6,34 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
-from luminosity.errors import InvalidArgument
+from luminosity._shared.text import parse_duration
+from luminosity.core import InferenceMetrics
+from luminosity.errors import Fix, InvalidArgument, RemoteModelError
 from luminosity.inference.answer_cache import CacheSettings
 from luminosity.inference.answer_format import AnswerFormat
-from luminosity.inference.blocks import Block, join
-from luminosity.inference.handler import Handler, HandlerOptions
+from luminosity.inference.blocks import Block, join, rows
+from luminosity.inference.handler import Handler, HandlerOptions, PartlyFailed, note
+from luminosity.inference.handlers.http.batch_journal import folder_of_checkpoint
+from luminosity.inference.handlers.http.batch_model import MOST_REQUESTS, BatchAnswer, BatchModel
 from luminosity.inference.handlers.http.connection import Address, Connection
 from luminosity.inference.handlers.http.kserve import KServe
 from luminosity.inference.handlers.http.limits import RequestLimits
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel
+from luminosity.inference.handlers.http.retries import RetryableError, check_status
 from luminosity.inference.handlers.http.usage import GivenPrices, Prices
 
 __all__ = ["HttpModelHandler"]
+
+
+_SHARE_OF_PRICE = 0.5  # what servers take for requests in files
 
 
 class HttpOptions(HandlerOptions, total=False):
@@ -104,8 +112,17 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         prices: GivenPrices = None,
         cache: str | os.PathLike[str] | None = None,
         cache_limit: str | int = "10GB",
+        completion_window: str | None = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
+        self._window = completion_window
+        self._window_s = 0.0
+        if completion_window is not None:
+            limits = (requests_per_minute, tokens_per_minute)
+            self._window_s = _check_window(completion_window, protocol, any(each is not None for each in limits))
+            most = options.get("max_batch_size") or MOST_REQUESTS
+            options["max_batch_size"] = most
+            options.setdefault("min_batch_size", most)
         if protocol.max_batch_size is not None:
             options.setdefault("max_batch_size", protocol.max_batch_size)
         super().__init__(**options)
@@ -126,14 +143,17 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         )
         self._protocol = protocol
         priced = Prices.of(prices, protocol.model)
+        if priced is not None and completion_window is not None:
+            priced = priced.scaled(_SHARE_OF_PRICE)
         self._limits = RequestLimits(requests_per_minute, tokens_per_minute, max_total_tokens, max_cost, priced)
         self._cache = CacheSettings.of(cache, cache_limit)
+        self._cache_limit = cache_limit
         if self._cache is not None:
             protocol.check_cache({})
         self._server_model_id: str | None = None
         """The server's name of the model, once it has sent it."""
         self.concurrency = concurrency
-        self.self_batching = protocol.one_by_one
+        self.self_batching = protocol.one_by_one and completion_window is None
         self.output_type = protocol.output_type
 
     @property
@@ -171,6 +191,7 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         parameters: Mapping[str, Any] | None = None,
         allow_incomplete: bool = False,
         stream: bool = False,
+        completion_window: str | None = None,
         **options: Unpack[HttpOptions],
     ) -> HttpModelHandler:
         """Return a handler that turns messages, or lists of messages, into the text of the model's response.
@@ -184,9 +205,14 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             parameters: sent with every request, such as ``{"temperature": 0}``, like ``inference_args``.
             allow_incomplete: return every text as it came, also if it is cut, empty, or not the requested JSON.
             stream: let the server send each answer token by token, so that the time to the first token is known.
+            completion_window: "24h" sends the requests in files to the server's batch API, which answers within this
+                time for half the ``prices``. What was sent is found again after a restart, in the folder of ``cache``
+                or beside that of ``--checkpoint_dir``. ``max_batch_size`` is the most requests of a file, 10,000.
             options: the other arguments of ``HttpModelHandler``.
         """
-        return cls(url, Chat(model, parameters, allow_incomplete, stream), **options)
+        return cls(
+            url, Chat(model, parameters, allow_incomplete, stream), completion_window=completion_window, **options
+        )
 
     @classmethod
     def kserve(
@@ -274,11 +300,21 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         if self._protocol.counts_tokens:
             self._limits.check_run_budget(max_cost, f"{self._connection.address.shown()} {self._protocol.model}")
 
-    def load_model(self) -> RemoteModel:
+    def load_model(self) -> Any:
         """Open a client for the server, and ask it about the model if the protocol needs that."""
-        return RemoteModel(self._connection, self._protocol, self._limits, self._cache)
+        if self._window is None:
+            return RemoteModel(self._connection, self._protocol, self._limits, self._cache)
+        cache = self._cache or CacheSettings.of(folder_of_checkpoint(), self._cache_limit)
+        if cache is None:
+            raise InvalidArgument(
+                "found completion_window= without a folder: a run that starts again would pay for a batch twice",
+                fix=Fix("pass cache=FOLDER, or run with --checkpoint_dir", command="add --checkpoint_dir=DIR"),
+            )
+        remote = RemoteModel(self._connection, self._protocol, self._limits)
+        most = self.batch_elements_kwargs().get("max_batch_size") or MOST_REQUESTS
+        return BatchModel(remote, cache, self._window, self._window_s, most)
 
-    def memory(self, model: RemoteModel) -> int:
+    def memory(self, model: Any) -> int:
         """Return 0: the model is on the server."""
         return 0
 
@@ -302,6 +338,59 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         self._server_model_id = model_id if isinstance(model_id, str) and model_id else self._server_model_id
         return join([part.values for part in parts])
 
+    def collect(self, outputs: Any) -> Any:
+        """Return the predictions; those of the batch API are read here, and the errors of single ones returned."""
+        if not (isinstance(outputs, list) and outputs and isinstance(outputs[0], BatchAnswer)):
+            return outputs
+        values: list[Any] = []
+        errors: dict[int, Exception] = {}
+        for place, answer in enumerate(cast("list[BatchAnswer]", outputs)):
+            try:
+                values.append(self._read_answer(answer))
+            except RemoteModelError as error:
+                values.append(None)
+                errors[place] = error
+        return PartlyFailed(values, errors) if errors else values
+
+    def _read_answer(self, answer: BatchAnswer) -> Any:
+        response = answer.response
+        if answer.is_cached:
+            note(InferenceMetrics.CACHED_ANSWERS)
+        else:
+            note(InferenceMetrics.REQUESTS, answer.attempts)
+            if answer.attempts > 1:
+                note(InferenceMetrics.RETRIES, answer.attempts - 1)
+        try:
+            check_status(response)
+        except RetryableError as error:
+            raise RemoteModelError(f"{error}. Sent in {answer.attempts} batches.", may_pass=True) from error
+        usage = None if answer.is_cached else self._protocol.usage(response)
+        if usage is not None:
+            usage.note(self._limits.prices)
+        found = self._protocol.read(response, 1, None)
+        self._server_model_id = found.model_id or self._server_model_id
+        return rows(found.values)[0]
+
     def get_metrics_namespace(self) -> str:
         """Return the namespace for the metrics of model servers."""
         return "BeamML_HTTP"
+
+
+def _check_window(window: str, protocol: HttpProtocol, has_rates: bool) -> float:
+    """Return the seconds of a completion window. Raises ``InvalidArgument`` if requests can't go in files."""
+    seconds = parse_duration(window)
+    if seconds is None or seconds.total_seconds() <= 0:
+        raise InvalidArgument(
+            f"found completion_window={window!r}, expected a time that the server knows, such as '24h'"
+        )
+    if not isinstance(protocol, Chat) or protocol.is_stream:
+        raise InvalidArgument(
+            "found completion_window= for a server that is not asked for whole answers of chats",
+            fix="use HttpModelHandler.chat without stream=True",
+        )
+    if has_rates:
+        raise InvalidArgument(
+            "found completion_window= with requests_per_minute or tokens_per_minute, which don't count in files",
+            fix="leave them out; max_total_tokens and max_cost hold for files, too",
+        )
+    return seconds.total_seconds()

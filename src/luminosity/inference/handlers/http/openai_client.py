@@ -163,6 +163,11 @@ class Chat(_OpenAIProtocol):
         """What is sent with every request."""
         return self._parameters
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether answers come token by token."""
+        return self._stream
+
     def with_answer_format(self, answer_format: AnswerFormat) -> Chat:
         """Return a copy that asks the server for answers of this format; whoever reads them checks them."""
         other = copy(self)

@@ -24,6 +24,7 @@ from luminosity.inference.handlers.http.gate import Permit, shared_gate
 from luminosity.inference.handlers.http.limits import Claim, Limiter, RequestLimits
 from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.retries import CircuitBreaker, RetryableError, check_status, delay
+from luminosity.inference.handlers.http.usage import Usage
 
 __all__ = ["RemoteModel"]
 
@@ -92,6 +93,39 @@ class RemoteModel:
                 fix="choose another cache=FOLDER: the server's model has changed under its name",
             )
         return Predictions(np.stack([np.frombuffer(known[key], "<f4") for key in keys]), model_id)
+
+    @property
+    def shown(self) -> str:
+        """The server's address, for messages."""
+        return self._connection.address.shown()
+
+    def asked_of(self, example: Any, arguments: dict[str, Any]) -> tuple[Request, bytes, int]:
+        """Return the request for one example, its key in the cache, and the most tokens of its answer."""
+        most_new = self._protocol.most_new_tokens(arguments)
+        self._limits.check_tokens(self._protocol.counts_tokens, most_new)
+        request = self._request([example], arguments)
+        return request, self._digest(request), most_new or 0
+
+    def claim(self, request: Request, most_new: int, seconds: float) -> Claim | float:
+        """Reserve what a request may take within some time; return how long to wait if there is no room now."""
+        return self._limiter.claim(len(request.body or b""), most_new, seconds)
+
+    def usage(self, response: Response) -> Usage | None:
+        """Return the tokens of an answer; None if the server does not say or it can't be read."""
+        try:
+            return self._protocol.usage(response)
+        except RemoteModelError:
+            return None
+
+    def read(self, response: Response) -> Predictions:
+        """Return the prediction in an answer. Raises ``RemoteModelError`` if there is none."""
+        return self._protocol.read(response, 1, self._facts)
+
+    def once(self, request: Request) -> Response:
+        """Send a request that costs nothing itself, and don't retry it. Raises ``RetryableError`` if it may pass."""
+        response = exchange(self._client, request, self._connection, self._key, self._connection.timeout)
+        check_status(response)
+        return response
 
     def _known_or_asked(
         self, cache: AnswerCache, request: Request, arguments: dict[str, Any], key: bytes
@@ -238,10 +272,7 @@ class RemoteModel:
         if response.status >= 300:
             claim.took_nothing()
             return
-        try:
-            usage = self._protocol.usage(response)
-        except RemoteModelError:
-            usage = None  # it can't be read, for which ``read`` has the words
+        usage = self.usage(response)  # None if it can't be read, for which ``read`` has the words
         claim.took(usage)
         if usage is not None:
             usage.note(self._limiter.prices)

@@ -103,6 +103,15 @@ class Prices:
             )
         return cls(*numbers)
 
+    def scaled(self, factor: float) -> Prices:
+        """Return the prices times a factor.
+
+        >>> Prices(2.5, 10.0).scaled(0.5)
+        Prices(prompt=1.25, new=5.0, cached=None, currency='')
+        """
+        cached = None if self.cached is None else self.cached * factor
+        return Prices(self.prompt * factor, self.new * factor, cached, self.currency)
+
     def nanos(self, usage: Usage) -> int:
         """Return the cost of some tokens in billionths of the currency, rounded up."""
         cached = min(usage.cached_tokens, usage.prompt_tokens)
