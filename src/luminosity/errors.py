@@ -31,6 +31,7 @@
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
     │   └── CheckpointDamaged                 a file of a checkpoint is missing, or is not what was written
+    ├── CopyError (OSError)                   the place of a copy of a checkpoint can't be reached
     ├── EvaluationError (ValueError)          predictions can't be evaluated, or a table can't be described
     ├── RecordError (ValueError)              a recorded run is missing or can't be read
     ├── ReplayError (ValueError)              a file can't be replayed
@@ -66,6 +67,7 @@ __all__ = [
     "CheckpointDamaged",
     "CheckpointError",
     "CheckpointFailed",
+    "CopyError",
     "DriftError",
     "ElementKillsWorker",
     "ElementTimeout",
@@ -295,6 +297,10 @@ class CheckpointError(LuminosityError, ValueError):
 
 class CheckpointDamaged(CheckpointError):
     """A file of a checkpoint is missing, or has other bytes than were written. The folder stays as it is."""
+
+
+class CopyError(LuminosityError, OSError):
+    """The place of a copy of a checkpoint can't be reached: a network, a server, or the rights to write there."""
 
 
 class EvaluationError(LuminosityError, ValueError):

@@ -29,6 +29,8 @@ class LuminosityOptions(PipelineOptions):
         add_arguments(parser, RUNNER_FLAGS, cls.defaults)
         # Set when the pipeline is built: the identity that its steps have, see luminosity/runs/run_ids.py.
         parser.add_argument("--checkpoint_run", help=argparse.SUPPRESS)
+        # Set then as well: the identity of the run that --restore_from will restore, or an empty text.
+        parser.add_argument("--restored_run", help=argparse.SUPPRESS)
 
 
 class ModelOptions(PipelineOptions):

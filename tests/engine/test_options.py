@@ -129,6 +129,15 @@ def test_times(text: str, seconds: float, tmp_path: Path) -> None:
         (["--restart", "--drop_state=x"], "--restart, --drop_state: found no --checkpoint_dir, expected one"),
         (["--stop_timeout=3"], "--stop_timeout: found no --checkpoint_dir"),
         (["--checkpoint_interval=3"], "--checkpoint_interval: found no --checkpoint_dir"),
+        (
+            ["--checkpoint_copy=DIR", "--restore_from=DIR"],
+            "--checkpoint_copy, --restore_from: found no --checkpoint_dir",
+        ),
+        (["--checkpoint_dir=DIR", "--copy_lease=10s"], "--copy_lease=10s: found no --checkpoint_copy, expected one"),
+        (["--checkpoint_dir=DIR", "--checkpoint_copy=DIR/copy"], "found a place in --checkpoint_dir="),
+        (["--checkpoint_dir=DIR", "--restore_from=DIR"], "found a place in --checkpoint_dir="),
+        (["--checkpoint_dir=DIR", "--checkpoint_copy=x", "--copy_lease=0s"], "expected a time from 1s up to 1h"),
+        (["--checkpoint_dir=DIR", "--restore_from=x", "--restart"], "--restart and --restore_from: expected only one"),
     ],
 )
 def test_wrong_options_of_checkpoints(flags: list[str], message: str, tmp_path: Path) -> None:

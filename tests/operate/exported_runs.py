@@ -102,7 +102,7 @@ def snapshot(number: int, seconds: float, elements: int = 100) -> Snapshot:
         ProcessMemory(1000, 2000),
         seconds_left=5.0,
         workers=(WorkerView("w1", "cpu", peak_resident=111), WorkerView("w2", "cpu", peak_resident=333)),
-        checkpoint=CheckpointView(3, seconds - 1, 0.05, 12345),
+        checkpoint=CheckpointView(3, seconds - 1, 0.05, 12345, copy_lag_seconds=1.5),
         metrics=user_metrics(),
     )
 

@@ -85,6 +85,7 @@ def test_the_newest_run_of_a_pipeline_is_exported_in_base_units(tmp_path: Path) 
     assert value(series, "luminosity_worker_peak_resident_bytes", pool="device") == 555
     assert value(series, "luminosity_run_last_success_timestamp_seconds") == STARTED_AT + 10
     assert value(series, "luminosity_checkpoint_last_timestamp_seconds") == STARTED_AT + 9
+    assert value(series, "luminosity_checkpoint_copy_lag_seconds") == 1.5
     assert value(series, "luminosity_user_distribution_sum") == 10
     low, expected, high = (value(series, "luminosity_run_cost", bound=b) for b in ("low", "expected", "high"))
     assert 0 < low <= expected <= high

@@ -189,6 +189,27 @@ RUNNER_FLAGS = (
         page="durable-runs.md",
     ),
     Flag(
+        "checkpoint_copy",
+        "URL",
+        "a folder or a URL such as s3://bucket/folder that gets a copy of what is in --checkpoint_dir, a second or two "
+        "later, so that another machine can continue the run",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "restore_from",
+        "URL",
+        "the copy with which an empty --checkpoint_dir begins; refused while another run writes the copy",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "copy_lease",
+        "TIME",
+        "how long a run may write its copy without renewing its lease: a run that can't renew it for so long ends, and "
+        "another machine can go on after that and half the time more",
+        default="60s",
+        page="durable-runs.md",
+    ),
+    Flag(
         "checkpoint_interval",
         "TIME",
         "time between two checkpoints, such as 50ms or 10s",

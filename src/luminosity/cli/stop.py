@@ -300,10 +300,24 @@ def _facts(found: Inspection) -> Table:
     if found.holder is not None:
         facts["in use by"] = f"process {found.holder['pid']} on {found.holder['host']}"
     facts["size"] = f"{format_bytes(found.folder_bytes)} on the disk, {format_bytes(found.live_bytes)} of live data"
+    if found.copy is not None:
+        facts["copy"] = f"{found.copy.address}: {_copied(found)}"
     for name, text in facts.items():
         if text:
             table.add_row(name, Text(text))
     return table
+
+
+def _copied(found: Inspection) -> str:
+    """Return how far the copy is behind the checkpoint, and why if that is known."""
+    assert found.copy is not None
+    if found.saved_at is None or found.copy.saved_at is None:
+        said = "nothing is copied yet"
+    elif (lag := found.saved_at - found.copy.saved_at) <= 0:
+        said = "complete"
+    else:
+        said = f"{words.duration(lag)} behind the checkpoint"
+    return f"{said}; {found.copy.error}" if found.copy.error else said
 
 
 def _steps(steps: list[StoredStep]) -> Table:

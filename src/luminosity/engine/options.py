@@ -35,12 +35,24 @@ from luminosity.runs.run_ids import run_to_store
 __all__ = ["EngineConfig", "check_ray_address", "job_name"]
 
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
+_COPY_LEASE_S = 60.0  # a run outlasts shorter outages; another machine waits half as long again
 _STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
+_LEAST_LEASE_S = 1.0  # it is renewed six times within it
 _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
 _LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
 _LEAST_TIMEOUT_S = 1.0  # workers are asked a few times within it; a busy machine answers slowly
 _LONGEST_TIMEOUT_S = 24 * 3600.0
-_FOR_CHECKPOINTS = ("checkpoint_interval", "stop_timeout", "restart", "drop_state", "continue_from", "migrate")
+_FOR_CHECKPOINTS = (
+    "checkpoint_copy",
+    "restore_from",
+    "copy_lease",
+    "checkpoint_interval",
+    "stop_timeout",
+    "restart",
+    "drop_state",
+    "continue_from",
+    "migrate",
+)
 _ABOUT_OLD_DATA = ("transform_name_mapping", "drop_state")  # nothing is left of it after --restart
 _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")  # a name, an IPv4 address, an IPv6 address in brackets
@@ -70,6 +82,9 @@ class EngineConfig:
     manifest: str = "quick"  # how much digests read, or "off"
     checkpoint_dir: str | None = None
     checkpoint_run: str = ""  # the identity that the pipeline's steps have, to be stored if a new run begins
+    checkpoint_copy: str | None = None  # where the copy of the checkpoint lies
+    restore_from: str | None = None  # the copy with which an empty folder begins
+    copy_lease: float = _COPY_LEASE_S
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
     stop_timeout: float = _STOP_TIMEOUT_S
     restart: bool = False
@@ -227,10 +242,25 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
             f"--continue_from={ours.continue_from}: found the folder of --checkpoint_dir, expected two folders",
             fix="choose a new --checkpoint_dir for the new run",
         )
+    if ours.restart and ours.restore_from:
+        raise _only_one("--restart", "--restore_from", fix="leave out --restart: a restore begins with an empty folder")
+    if ours.copy_lease and not (ours.checkpoint_copy or ours.restore_from):
+        raise OptionError(
+            f"--copy_lease={ours.copy_lease}: found no --checkpoint_copy, expected one", fix="add --checkpoint_copy=URL"
+        )
+    for name in ("checkpoint_copy", "restore_from"):
+        if (place := getattr(ours, name)) and _is_inside(str(place), str(folder)):
+            raise OptionError(
+                f"--{name}={place}: found a place in --checkpoint_dir={folder}, expected one that outlives it",
+                fix="name a folder on another disk, or a URL such as s3://bucket/folder",
+            )
     interval = ours.checkpoint_interval
     return {
         "checkpoint_dir": _folder("checkpoint_dir", folder),
         "checkpoint_run": run_to_store(options) if folder else "",
+        "checkpoint_copy": ours.checkpoint_copy or None,
+        "restore_from": ours.restore_from or None,
+        "copy_lease": _seconds("copy_lease", ours.copy_lease, _LEAST_LEASE_S) if ours.copy_lease else _COPY_LEASE_S,
         "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
         "stop_timeout": _seconds("stop_timeout", ours.stop_timeout, 0.0) if ours.stop_timeout else _STOP_TIMEOUT_S,
         "restart": ours.restart,
@@ -239,6 +269,13 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
         "renamed_steps": mapping,
         "drop_state": tuple(ours.drop_state or ()),
     }
+
+
+def _is_inside(place: str, folder: str) -> bool:
+    if "://" in place:
+        return False
+    place, folder = (os.path.realpath(os.path.expanduser(each)) for each in (place, folder))
+    return os.path.commonpath([place, folder]) == folder
 
 
 def _renamed_steps(options: PipelineOptions) -> dict[str, str]:

@@ -18,6 +18,7 @@ from apache_beam.transforms import environments
 
 from luminosity._shared.notebook import shorten_error
 from luminosity.beam_fixes.quick_building import build_quickly
+from luminosity.engine.durable.copies.opening import note_restored_run
 from luminosity.engine.durable.resume import Checkpoint, Resumption
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.options import EngineConfig, job_name
@@ -102,6 +103,8 @@ class LuminosityRunner(PipelineRunner):
 
     def apply(self, transform: Any, input: Any, options: PipelineOptions) -> Any:
         """Expand a transform while the pipeline is built, unless it can never run here. Beam calls it."""
+        if self.warms_up:
+            note_restored_run(options)
         return expanded(transform, input, lambda: super(LuminosityRunner, self).apply(transform, input, options))
 
     def run_portable_pipeline(
@@ -154,7 +157,7 @@ def _plan_drain(
     folder: CheckpointFolder,
 ) -> tuple[Prepared, Checkpoint]:
     """Plan a pipeline so that its sources end, and so that it continues from the checkpoint of its ``first`` plan."""
-    checkpoint = Checkpoint(folder, folder.meta(), is_drain=True)
+    checkpoint = Checkpoint(folder, folder.meta(), first.copy, is_drain=True)
 
     def fit(config: EngineConfig, plan: Callable[[frozenset[str]], Graph]) -> Graph:
         # The first plan has done what these options ask for. With the same roots, the stages are the same as well.

@@ -386,6 +386,12 @@ class CheckpointView:
     folder_bytes: int = gauge(
         0, "Disk space of the checkpoint folder", "checkpoint_folder_bytes", "bytes", exports_zero=False
     )
+    copy_lag_seconds: float | None = gauge(
+        None,
+        "For how long something has not been in the copy of the checkpoint",
+        "checkpoint_copy_lag_seconds",
+        "seconds",
+    )
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def _new_identity(pipeline: beam.Pipeline) -> RunIdentity:
     stored = None
     if not options.restart:
         with contextlib.suppress(sqlite3.Error):  # The engine opens the checkpoint soon, and explains what is wrong.
-            stored = CheckpointedRun.in_name(_stored(folder) or "")
+            stored = CheckpointedRun.in_name(options.restored_run or _stored(folder) or "")
     run = stored or _drawn()
     options.checkpoint_run = str(run)  # The engine stores it if a new run begins.
     return RunIdentity(run, folder, is_resumed=stored is not None)

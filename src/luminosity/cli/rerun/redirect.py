@@ -16,7 +16,13 @@ from luminosity.runs.manifest.masking import MASK
 __all__ = ["Redirected", "copy_inputs", "redirect", "with_secrets"]
 
 _AFTER_PREFIX = ("-", "_", ".", "*")  # what may follow the prefix that a sink of Beam's was given
-_NEW_FOLDERS = ("--checkpoint_dir", "--save_failed")  # the old ones would continue, or be replaced
+# The old ones would continue, or be replaced. There is no copy to restore from, and the run begins.
+_NEW_FOLDERS = {
+    "--checkpoint_dir": "checkpoint_dir",
+    "--checkpoint_copy": "checkpoint_copy",
+    "--restore_from": "checkpoint_copy",
+    "--save_failed": "save_failed",
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _rewritten(word: str, renamed: dict[str, str], into: str) -> str:
     if not word.startswith("-"):
         name, has_value, value = "", "", word
     elif name in _NEW_FOLDERS and has_value:
-        return f"{name}={os.path.join(into, name.strip('-'))}"
+        return f"{name}={os.path.join(into, _NEW_FOLDERS[name])}"
     if value.startswith("{"):
         content = _json(value)
         changed = {each: renamed.get(path, path) if isinstance(path, str) else path for each, path in content.items()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
 from luminosity.engine.data.world import Clock, World
+from luminosity.engine.durable.copies.copied import CheckpointCopy
 from luminosity.engine.durable.names import SOURCES, Names
 from luminosity.engine.durable.store import CheckpointFolder, Transaction
 from luminosity.engine.durable.writer import CheckpointWriter, Collected, Contents, Removal
@@ -60,8 +61,12 @@ class Checkpointer:
         interval_s: float,
         parts: SavedParts,
         saved: dict[str, bytes],
+        copy: CheckpointCopy | None = None,
     ) -> None:
-        """Save into ``folder``, which has the rows ``saved`` of queues and stages, by their owners."""
+        """Save into ``folder``, which has the rows ``saved`` of queues and stages, by their owners.
+
+        What is saved goes to the ``copy``, too, which its owner closes.
+        """
         self._folder = folder
         self._contents = contents
         self._names = names
@@ -69,6 +74,7 @@ class Checkpointer:
         self._parts = parts
         self._clock = parts.world.clock
         self._saved = saved
+        self._copy = copy
         self._number = 0
         self.progress = CheckpointProgress()
         self._submitted: tuple[int, float] | None = None  # what is being written: its number, and when it was begun
@@ -88,6 +94,8 @@ class Checkpointer:
     def start(self, notify: Callable[[CheckpointWritten], None]) -> None:
         """Start to write."""
         self._notify = notify
+        if self._copy is not None:
+            self._copy.begin(self._folder)
         self._writer = CheckpointWriter(
             self._folder,
             self._parts.world,
@@ -105,6 +113,9 @@ class Checkpointer:
     def tick(self, now: float) -> None:
         """Save what has changed, if it is time to and the last checkpoint is written."""
         assert self._writer is not None
+        if self._copy is not None:
+            self._copy.check()
+            self.progress.copy_lag_s = self._copy.lag_s
         if self._writer.is_busy or now < self.next_due():
             return
         before = self._clock.thread_time()
@@ -133,7 +144,9 @@ class Checkpointer:
         """Pass on stable input, and remove files that are not needed any more. Returns attempts to be finalized."""
         if self._submitted is not None and message.number >= self._submitted[0]:
             now = self._clock.monotonic()
-            self.progress = CheckpointProgress(self.progress.count + 1, now, now - self._submitted[1])
+            self.progress = replace(
+                self.progress, count=self.progress.count + 1, last_at=now, last_seconds=now - self._submitted[1]
+            )
             self._submitted = None
         self._written = max(self._written, message.number)
         self._synced = max(self._synced, message.synced)
@@ -162,6 +175,8 @@ class Checkpointer:
         else:
             self._submit({"state": state})
         self._writer.finish()
+        if self._copy is not None:
+            self._copy.finish()
         self.written(CheckpointWritten(self._number, self._number))
 
     def close(self) -> None:

@@ -18,13 +18,14 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from luminosity.engine.data.event_time import MAX, MIN
 from luminosity.engine.data.world import THIS_MACHINE
 from luminosity.engine.durable import tables
+from luminosity.engine.durable.copies.copied import CopyNote
 from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.place import DATABASE, LOCK, read_only, snapshot
 from luminosity.engine.durable.tables import VERSION
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointDamaged, CheckpointError
 
-__all__ = ["Inspection", "SavedCounters", "StoredStep", "inspect", "saved_counters", "shown_step"]
+__all__ = ["Inspection", "SavedCounters", "StoredCopy", "StoredStep", "inspect", "saved_counters", "shown_step"]
 
 SavedCounters = dict[str, dict[str, int]]
 """The counters of a checkpoint: namespace, name, value, summed over all steps."""
@@ -49,6 +50,15 @@ class StoredStep:
     watermark: float | None = None  # of its input, in seconds since 1970; None at the beginning and at the end of time
 
 
+@dataclass(frozen=True)
+class StoredCopy:
+    """What a checkpoint folder notes about its copy."""
+
+    address: str
+    saved_at: float | None  # of the checkpoint that the copy has, in seconds since 1970; None: it has none yet
+    error: str = ""  # why the last attempt to write it failed
+
+
 @dataclass
 class Inspection:
     """What is in a checkpoint folder."""
@@ -62,6 +72,7 @@ class Inspection:
     live_bytes: int  # of rows and blocks
     folder_bytes: int  # on the disk
     version: int = VERSION
+    copy: StoredCopy | None = None
     steps: list[StoredStep] = field(default_factory=list[StoredStep])
 
     @property
@@ -134,6 +145,7 @@ def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
         live_bytes=of_rows + of_contents,
         folder_bytes=sum(_sizes(folder)),
         version=version,
+        copy=_copy(folder),
         steps=_steps(json.loads(meta["shape"]), rows, stored) if "shape" in meta else [],
     )
 
@@ -221,6 +233,13 @@ def _holder(folder: str) -> dict[str, Any] | None:
         return None  # the process has ended, and its number belongs to another user's
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _copy(folder: str) -> StoredCopy | None:
+    note = CopyNote.read(folder)
+    if note is None or not note.address:
+        return None
+    return StoredCopy(note.address, float(note.saved_at) if note.saved_at else None, note.error)
 
 
 def _sizes(folder: str) -> Iterator[int]:

@@ -14,12 +14,25 @@ from luminosity.engine.durable.synced_log import MARK, read_mark
 from luminosity.engine.durable.tables import BLOCKS, as_damage, damaged
 from luminosity.errors import CheckpointError
 
-__all__ = ["DATABASE", "LOCK", "check_database", "check_names", "holder_of", "read_only", "remains_of", "snapshot"]
+__all__ = [
+    "COPY_NOTE",
+    "DATABASE",
+    "LOCK",
+    "SPOOL",
+    "check_database",
+    "check_names",
+    "holder_of",
+    "read_only",
+    "remains_of",
+    "snapshot",
+]
 
 DATABASE = "checkpoint.sqlite"
 LOCK = "lock"
+COPY_NOTE = "copy.json"  # about the copy of the checkpoint, if there is one
+SPOOL = "copying"  # what is on its way to the copy
 _LOG = f"{DATABASE}-wal"
-_OWN_NAMES = frozenset({DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, "run-id"})
+_OWN_NAMES = frozenset({DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, COPY_NOTE, SPOOL, "run-id"})
 _EVERYTHING = "everything of the run"
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100  # of the database

@@ -13,6 +13,8 @@ from typing import Any
 from luminosity._shared.text import format_bytes
 from luminosity.engine.durable.checkpointer import Checkpointer, SavedParts
 from luminosity.engine.durable.comparison import Comparison, fit
+from luminosity.engine.durable.copies.copied import CheckpointCopy
+from luminosity.engine.durable.copies.opening import open_folder
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import remove_other_files, restore, with_step
 from luminosity.engine.durable.shape import describe
@@ -42,9 +44,17 @@ _BATCH_INTERVAL_S = 10.0  # so much work is repeated after a kill
 class Checkpoint:
     """The checkpoint folder of one run. The run calls :meth:`close` when it ends."""
 
-    def __init__(self, folder: CheckpointFolder, meta: dict[str, str], *, is_drain: bool = False) -> None:
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        meta: dict[str, str],
+        copy: CheckpointCopy | None = None,
+        *,
+        is_drain: bool = False,
+    ) -> None:
         """Look at what is in the folder. ``is_drain``: the plan of a drain follows, so keep where the sources are."""
         self.folder = folder
+        self.copy = copy
         self.comparison = Comparison()
         self.is_finished = meta.get("state") in ("finished", "drained")
         # A start that was killed before its first checkpoint has left nothing but the pipeline's shape.
@@ -120,7 +130,7 @@ class Checkpoint:
                 # A bundle that takes all groups of a model's input would be repeated as a whole.
                 stage.size.expect_large_elements()
         if not self.is_resumed:
-            self._hook = Checkpointer(self.folder, contents, names, interval, parts, {})
+            self._hook = Checkpointer(self.folder, contents, names, interval, parts, {}, self.copy)
             return self._hook
         started = clock.monotonic()
         with _without_garbage_collection():
@@ -128,7 +138,7 @@ class Checkpoint:
             if self._is_drain:
                 rows = {(owner, b""): row for owner, row in source_rows(parts.stages, names)}
                 self.folder.write(Transaction(0, rows=dict(rows)))
-        self._hook = Checkpointer(self.folder, contents, names, interval, parts, saved)
+        self._hook = Checkpointer(self.folder, contents, names, interval, parts, saved, self.copy)
         kept = parts.blocks.kept | {file.path for file in contents.groups.values()}
         self.folder.sync(kept)  # Only then no start after a power loss needs the others.
         remove_other_files(self.folder, kept, self.new_files)
@@ -162,12 +172,16 @@ class Checkpoint:
         if self._hook is not None:
             self._hook.close()
             self._hook = None
+        if self.copy is not None:
+            self.copy.pause()
         return self.folder
 
     def close(self, *, has_failed: bool = False) -> None:
         """Stop writing, and release the folder. The last checkpoint of a run that has failed stays as it is."""
         if self._hook is not None:
             self._hook.close()
+        if self.copy is not None:
+            self.copy.close()
         if has_failed:
             with contextlib.suppress(CheckpointFailed):  # the disk is full: what it has is that of a killed run
                 self.folder.note(state="failed")
@@ -184,14 +198,16 @@ class Resumption:
         """Return a plan that can continue from the checkpoint of ``config``, if that has one."""
         if config.checkpoint_dir is None:
             return plan(frozenset())
-        folder = CheckpointFolder(config.checkpoint_dir, restart=config.restart)
+        folder, copy = open_folder(config)
         try:
             if config.continue_from is not None and "saved_at" not in folder.meta():
                 continue_from(folder, config.continue_from)
-            checkpoint = Checkpoint(folder, folder.meta())
+            checkpoint = Checkpoint(folder, folder.meta(), copy)
             if checkpoint.is_resumed:
                 folder.check_files()
         except BaseException:
+            if copy is not None:
+                copy.close()
             folder.close()
             raise
         self.checkpoint = checkpoint

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,8 @@ class CheckpointFolder:
         if it can't be written.
         """
         self.path = path
+        self.turn = threading.Lock()  # held while a checkpoint is written and passed on
+        self.on_write: Callable[[Transaction], None] | None = None  # called with what was just written
         check_names(path)
         with self.explain_errors():
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -177,6 +180,12 @@ class CheckpointFolder:
     def write(self, changes: Transaction) -> None:
         """Write a checkpoint: all of it, or, if this fails or the process is killed, nothing."""
         self._check_presence()
+        with self.turn:
+            self._write(changes)
+            if self.on_write is not None:
+                self.on_write(changes)
+
+    def _write(self, changes: Transaction) -> None:
         with self.explain_errors():
             self._unsynced.update(changes.files)
             for path in changes.files:

@@ -69,6 +69,7 @@ class CheckpointProgress:
     count: int = 0
     last_at: float | None = None  # when the last one was written, by the monotonic clock
     last_seconds: float = 0.0  # how long it took, from the first change that it collected
+    copy_lag_s: float | None = None  # for how long there has been something that the copy lacks; None: there is no copy
 
 
 class CheckpointHook(Protocol):

@@ -157,6 +157,7 @@ class Snapshots:
             None if last_at is None else round(max(0.0, last_at), 3),
             round(progress.last_seconds, 6),
             self._sampler.folder_bytes,
+            None if progress.copy_lag_s is None else round(progress.copy_lag_s, 3),
         )
 
     def inference(self) -> Views:

@@ -112,7 +112,8 @@ def _memory(snapshot: Snapshot) -> str:
         parts.append(f"{format_bytes(held.objects)} in object stores")
     if held.spilled:
         parts.append(f"{format_bytes(held.spilled)} spilled")
-    return f"memory: {', '.join(parts)}"
+    copied = words.copy(snapshot.checkpoint)
+    return f"memory: {', '.join(parts)}{f'; copy: {copied}' if copied else ''}"
 
 
 def _title(run: RunStarted, snapshot: Snapshot, width: int) -> Text:

@@ -49,6 +49,8 @@ def summary(run: RunStarted, ended: RunEnded) -> Group:
         table.add_row("failure", Text(ended.failure))
     if run.checkpoint_dir and ended.state in ("stopped", "failed", "cancelled"):
         table.add_row("checkpoint", Text(f"{run.checkpoint_dir}: the next start with it continues"))
+    if copied := words.copy(last.checkpoint):
+        table.add_row("copy", Text(copied))
     labels = {stage.id: words.shortened(stage.label, _LABEL_CHARACTERS) for stage in run.stages}
     for stage in streams[-_STREAMS:]:
         parts = words.stream_parts(stage, seconds=ended.seconds)

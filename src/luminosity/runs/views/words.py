@@ -7,11 +7,22 @@ from datetime import datetime, timedelta, timezone
 from itertools import takewhile
 
 from luminosity._shared.text import duration
-from luminosity.events import ModelVersion, NodeInfo, NodeView, PoolView, RunStarted, StageView, StallView, StreamView
+from luminosity.events import (
+    CheckpointView,
+    ModelVersion,
+    NodeInfo,
+    NodeView,
+    PoolView,
+    RunStarted,
+    StageView,
+    StallView,
+    StreamView,
+)
 
 __all__ = [
     "amount",
     "behind",
+    "copy",
     "doing",
     "duration",
     "how_to_stop",
@@ -95,6 +106,22 @@ def behind(stream: StreamView) -> str:
     if stream.behind_seconds < 1:
         return f"{max(0, round(1000 * stream.behind_seconds))} ms behind"
     return f"{duration(stream.behind_seconds)} behind"
+
+
+def copy(view: CheckpointView | None) -> str:
+    """Return how far the copy of a checkpoint is behind; empty if there is none.
+
+    >>> copy(CheckpointView()), copy(CheckpointView(copy_lag_seconds=0.4)), copy(CheckpointView(copy_lag_seconds=90))
+    ('', '400 ms behind', '1 min 30 s behind')
+    >>> copy(CheckpointView(copy_lag_seconds=0.0))
+    'complete'
+    """
+    lag = view.copy_lag_seconds if view is not None else None
+    if lag is None:
+        return ""
+    if not lag:
+        return "complete"
+    return f"{round(1000 * lag)} ms behind" if lag < 1 else f"{duration(lag)} behind"
 
 
 def stream_parts(stage: StageView, *, seconds: float | None = None) -> list[str]:

@@ -76,5 +76,7 @@ function checkpointWords(run) {
   if (!view.count) return "No checkpoint is complete yet.";
   const ago = view.last_at === undefined ? "" : run.isLive ? `, the last one ${duration(Math.max(0, run.now - view.last_at))} ago` : `, the last one after ${duration(view.last_at)}`;
   const longest = slowest ? `, the slowest ${duration(slowest)}` : "";
-  return `${counted(view.count, "checkpoint")}${ago}. The last one took ${duration(view.last_seconds ?? 0)}${longest}; the folder holds ${bytes(view.folder_bytes ?? 0)}.`;
+  const lag = view.copy_lag_seconds;
+  const copy = lag === undefined || lag === null ? "" : lag ? `; the copy is ${duration(lag)} behind` : "; the copy is complete";
+  return `${counted(view.count, "checkpoint")}${ago}. The last one took ${duration(view.last_seconds ?? 0)}${longest}; the folder holds ${bytes(view.folder_bytes ?? 0)}${copy}.`;
 }
