@@ -217,6 +217,13 @@ RUNNER_FLAGS = (
         page="durable-runs.md",
     ),
     Flag(
+        "checkpoint_keep",
+        "N",
+        "earlier states to keep in --checkpoint_dir, one each ten minutes, in case that it is damaged; 0 keeps none",
+        default="2",
+        page="durable-runs.md",
+    ),
+    Flag(
         "stop_timeout",
         "TIME",
         "how long a stop waits for running bundles, such as 30s or 2m; those that take longer run again after the next "

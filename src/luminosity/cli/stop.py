@@ -1,21 +1,16 @@
-"""``lum stop`` and ``lum drain``: end a run of another terminal; and ``lum checkpoint DIR``: show what it has saved."""
+"""``lum stop`` and ``lum drain``: end a run of another terminal."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from luminosity._shared.text import format_bytes
 from luminosity.cli.common.exits import FAILED, fail
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, number
-from luminosity.cli.common.output import output_console
 from luminosity.errors import RecordError
 from luminosity.runs import journal
 from luminosity.runs.journal import Action
@@ -23,11 +18,9 @@ from luminosity.runs.records import Record, find
 from luminosity.runs.views import words
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
-    from luminosity.engine.durable.inspection import Inspection, StoredStep
-
-__all__ = ["add_to", "check", "checkpoint", "end", "end_by_checkpoint"]
+__all__ = ["add_to", "end", "end_by_checkpoint"]
 _LOOK_EVERY_S = 0.2  # how late the end of the run is noticed
 _TELL_EVERY_S = 10.0  # as often as a run writes its record
 _PATIENCE_S: dict[Action, float] = {"stop": 120.0, "drain": 3600.0}
@@ -73,11 +66,6 @@ examples:
 
 def add_to(commands: Any) -> None:
     """Add the commands to the subparsers of ``lum``."""
-    _add_stop(commands)
-    _add_checkpoint(commands)
-
-
-def _add_stop(commands: Any) -> None:
     texts: dict[Action, tuple[str, str, str]] = {
         "stop": ("stop a run", "Stop a run that runs now. It keeps its checkpoint.", _STOP_EPILOG),
         "drain": ("let a stream finish", "Let a run finish what it has read, and read nothing new.", _DRAIN_EPILOG),
@@ -201,144 +189,3 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of seconds from 0")
     return seconds
-
-
-_SAYS = {
-    "running": "running",
-    "killed": "its process ended without a word; the next start continues",
-    "stopped": "stopped; the next start continues",
-    "failed": "failed; the next start tries again from here",
-    "drained": "drained: the next start has nothing to do; a new run goes on behind it with --continue_from",
-    "finished": "finished: the next start has nothing to do, unless it has --restart",
-    "empty": "nothing was saved yet",
-}
-_EPILOG = """\
-You get the state of the run, the age of the last checkpoint, how often the run
-was started, and for each step what waits for it, its state, timers and groups,
-and its watermark. Works while a run uses the folder, and changes nothing.
-
-With --check, everything in the folder is read and compared with its checksums.
-
-exit codes:
-  0  the folder has a checkpoint
-  1  --check: it is damaged
-  2  it has none, or one that a newer release has written
-
-examples:
-  lum checkpoint work/checkpoint          show it
-  lum checkpoint work/checkpoint --json   print it as JSON
-  lum checkpoint work/checkpoint --check  compare it with its checksums
-"""
-
-
-def _add_checkpoint(commands: Any) -> None:
-    parser = add_command(
-        commands,
-        "checkpoint",
-        "show what is in a checkpoint folder",
-        "Show what is in the folder that --checkpoint_dir of a run names.",
-        _EPILOG,
-    )
-    parser.add_argument("folder", metavar="DIR", help="the checkpoint folder")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--check", action="store_true", help="compare everything in the folder with its checksums")
-    parser.set_defaults(
-        command=lambda parsed: check(parsed.folder) if parsed.check else checkpoint(parsed.folder, parsed.json)
-    )
-
-
-def check(folder: str) -> int:
-    """Compare everything in a checkpoint folder with its checksums, and print what is damaged; return the exit code.
-
-    Raises :class:`CheckpointError` if there is no checkpoint in it.
-    """
-    from luminosity.engine.durable.upkeep.checking import check as find_damage  # it imports Beam
-
-    found = find_damage(folder)
-    for line in found.damage:
-        print(line)
-    if found.damage:
-        return FAILED
-    print(
-        f"{folder}: {words.number(found.rows)} rows, the data of {words.number(found.blocks)} blocks and "
-        f"{words.number(found.files)} files ({format_bytes(found.file_bytes)}) are what was written"
-    )
-    return 0
-
-
-def checkpoint(folder: str, as_json: bool = False) -> int:
-    """Print what is in a checkpoint folder; return the exit code.
-
-    Raises :class:`CheckpointError` if there is no checkpoint in it.
-    """
-    from luminosity.engine.durable.inspection import inspect  # it imports Beam
-
-    found = inspect(folder)
-    if as_json:
-        print(json.dumps({**asdict(found), "age_seconds": found.age_seconds}, indent=2))
-        return 0
-    console = output_console()
-    console.print(_facts(found))
-    if found.steps:
-        console.print()
-        console.print(_steps(found.steps))
-    return 0
-
-
-def _facts(found: Inspection) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    facts = {"checkpoint": found.folder, "pipeline": found.pipeline, "state": _SAYS.get(found.state, found.state)}
-    if found.saved_at is not None:
-        when = f"{datetime.fromtimestamp(found.saved_at):%Y-%m-%d %H:%M:%S}"
-        facts["saved"] = f"{when}, {words.duration(found.age_seconds or 0.0)} ago"
-    facts["starts"] = str(found.generation)
-    if found.holder is not None:
-        facts["in use by"] = f"process {found.holder['pid']} on {found.holder['host']}"
-    facts["size"] = f"{format_bytes(found.folder_bytes)} on the disk, {format_bytes(found.live_bytes)} of live data"
-    if found.copy is not None:
-        facts["copy"] = f"{found.copy.address}: {_copied(found)}"
-    for name, text in facts.items():
-        if text:
-            table.add_row(name, Text(text))
-    return table
-
-
-def _copied(found: Inspection) -> str:
-    """Return how far the copy is behind the checkpoint, and why if that is known."""
-    assert found.copy is not None
-    if found.saved_at is None or found.copy.saved_at is None:
-        said = "nothing is copied yet"
-    elif (lag := found.saved_at - found.copy.saved_at) <= 0:
-        said = "complete"
-    else:
-        said = f"{words.duration(lag)} behind the checkpoint"
-    return f"{said}; {found.copy.error}" if found.copy.error else said
-
-
-def _steps(steps: list[StoredStep]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = {
-        "waiting": [f"{words.number(s.queued)} ({format_bytes(s.queued_bytes)})" if s.queued else "" for s in steps],
-        "keys": ["" if s.keys is None else words.number(s.keys) for s in steps],
-        "state": [format_bytes(s.state_bytes) if s.cells else "" for s in steps],
-        "timers": [words.number(s.timers) if s.timers else "" for s in steps],
-        "groups": [format_bytes(s.group_bytes) if s.group_rows else "" for s in steps],
-        "watermark": [
-            f"{datetime.fromtimestamp(s.watermark):%Y-%m-%d %H:%M:%S}" if s.watermark is not None else "" for s in steps
-        ],
-    }
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step", overflow="fold")
-    used = {name: cells for name, cells in columns.items() if any(cells)}
-    for name in used:
-        table.add_column(name, no_wrap=True, justify="right")
-    for index, step in enumerate(steps):
-        table.add_row(Text(step.name), *(cells[index] for cells in used.values()))
-    return table

@@ -39,6 +39,7 @@ _COPY_LEASE_S = 60.0  # a run outlasts shorter outages; another machine waits ha
 _STOP_TIMEOUT_S = 30.0  # most bundles take a second, those of slow models some more
 _LEAST_LEASE_S = 1.0  # it is renewed six times within it
 _LEAST_INTERVAL_S = 0.01  # a checkpoint takes some milliseconds
+_KEPT_STATES = 2  # one more than is needed: the newest may be damaged as well
 _LONGEST_INTERVAL_S = 3600.0  # beyond that it is most likely a mistake in the unit
 _LEAST_TIMEOUT_S = 1.0  # workers are asked a few times within it; a busy machine answers slowly
 _LONGEST_TIMEOUT_S = 24 * 3600.0
@@ -47,6 +48,7 @@ _FOR_CHECKPOINTS = (
     "restore_from",
     "copy_lease",
     "checkpoint_interval",
+    "checkpoint_keep",
     "stop_timeout",
     "restart",
     "drop_state",
@@ -86,6 +88,7 @@ class EngineConfig:
     restore_from: str | None = None  # the copy with which an empty folder begins
     copy_lease: float = _COPY_LEASE_S
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
+    checkpoint_keep: int = _KEPT_STATES
     stop_timeout: float = _STOP_TIMEOUT_S
     restart: bool = False
     migrate: str | None = None  # the function that changes stored state, as MODULE:FUNCTION
@@ -255,6 +258,7 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
                 fix="name a folder on another disk, or a URL such as s3://bucket/folder",
             )
     interval = ours.checkpoint_interval
+    keep = whole_number("checkpoint_keep", ours.checkpoint_keep, minimum=0)
     return {
         "checkpoint_dir": _folder("checkpoint_dir", folder),
         "checkpoint_run": run_to_store(options) if folder else "",
@@ -262,6 +266,7 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
         "restore_from": ours.restore_from or None,
         "copy_lease": _seconds("copy_lease", ours.copy_lease, _LEAST_LEASE_S) if ours.copy_lease else _COPY_LEASE_S,
         "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
+        "checkpoint_keep": _KEPT_STATES if keep is None else keep,
         "stop_timeout": _seconds("stop_timeout", ours.stop_timeout, 0.0) if ours.stop_timeout else _STOP_TIMEOUT_S,
         "restart": ours.restart,
         "migrate": ours.migrate,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from apache_beam.portability.api import beam_fn_api_pb2
 
-from luminosity.cli.stop import checkpoint
+from luminosity.cli.checkpoint.checkpoint import checkpoint
 from luminosity.engine.data.event_time import MAX
 from luminosity.engine.durable.inspection import StoredStep, inspect
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction

@@ -177,6 +177,8 @@ class Checkpointer:
         self._writer.finish()
         if self._copy is not None:
             self._copy.finish()
+        if state in ("finished", "drained"):
+            self._folder.forget_kept_states()
         self.written(CheckpointWritten(self._number, self._number))
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from luminosity.engine.durable.copies.copied import CopyNote
 from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.place import DATABASE, LOCK, read_only, snapshot
 from luminosity.engine.durable.tables import VERSION
+from luminosity.engine.durable.upkeep.kept_states import kept_times
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointDamaged, CheckpointError
 
@@ -73,6 +74,7 @@ class Inspection:
     folder_bytes: int  # on the disk
     version: int = VERSION
     copy: StoredCopy | None = None
+    kept: list[float] = field(default_factory=list[float])  # when earlier states were kept, in seconds since 1970
     steps: list[StoredStep] = field(default_factory=list[StoredStep])
 
     @property
@@ -146,6 +148,7 @@ def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
         folder_bytes=sum(_sizes(folder)),
         version=version,
         copy=_copy(folder),
+        kept=kept_times(folder),
         steps=_steps(json.loads(meta["shape"]), rows, stored) if "shape" in meta else [],
     )
 
@@ -243,7 +246,11 @@ def _copy(folder: str) -> StoredCopy | None:
 
 
 def _sizes(folder: str) -> Iterator[int]:
+    seen: set[int] = set()  # kept states have links to the same files
     for path, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # a run may remove it just now
-                yield os.stat(os.path.join(path, name)).st_size
+                found = os.stat(os.path.join(path, name))
+                if found.st_ino not in seen:
+                    seen.add(found.st_ino)
+                    yield found.st_size

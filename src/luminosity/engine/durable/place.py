@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from luminosity.engine.durable.synced_log import MARK, read_mark
-from luminosity.engine.durable.tables import BLOCKS, as_damage, damaged
+from luminosity.engine.durable.tables import BLOCKS, KEPT, as_damage, damaged
 from luminosity.errors import CheckpointError
 
 __all__ = [
@@ -32,7 +32,7 @@ LOCK = "lock"
 COPY_NOTE = "copy.json"  # about the copy of the checkpoint, if there is one
 SPOOL = "copying"  # what is on its way to the copy
 _LOG = f"{DATABASE}-wal"
-_OWN_NAMES = frozenset({DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, COPY_NOTE, SPOOL, "run-id"})
+_OWN_NAMES = frozenset({DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, KEPT, COPY_NOTE, SPOOL, "run-id"})
 _EVERYTHING = "everything of the run"
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100  # of the database
@@ -81,9 +81,7 @@ def remains_of(path: str) -> list[str]:
     mark = read_mark(path)
     if mark is not None and (mark.written or mark.synced or mark.unreadable):
         found.append(MARK)
-    if os.path.isdir(os.path.join(path, BLOCKS)):
-        found.append(BLOCKS)
-    return found
+    return found + [name for name in (BLOCKS, KEPT) if os.path.isdir(os.path.join(path, name))]
 
 
 def _size(path: str) -> int:

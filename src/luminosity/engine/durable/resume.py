@@ -205,6 +205,7 @@ class Resumption:
             checkpoint = Checkpoint(folder, folder.meta(), copy)
             if checkpoint.is_resumed:
                 folder.check_files()
+                folder.keep_state(at_start=True)
         except BaseException:
             if copy is not None:
                 copy.close()

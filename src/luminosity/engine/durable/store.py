@@ -21,8 +21,9 @@ from luminosity.engine.data.world import THIS_MACHINE, Clock
 from luminosity.engine.durable import tables
 from luminosity.engine.durable.place import DATABASE, LOCK, check_database, check_names, holder_of
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
-from luminosity.engine.durable.tables import BLOCKS, FILES, NUMBER, VERSION, StoredContent
-from luminosity.errors import CheckpointError, CheckpointFailed
+from luminosity.engine.durable.tables import BLOCKS, FILES, KEPT, NUMBER, VERSION, StoredContent
+from luminosity.engine.durable.upkeep.kept_states import KeptStates
+from luminosity.errors import CheckpointDamaged, CheckpointError, CheckpointFailed
 
 __all__ = ["CheckpointFolder", "StoredContent", "Transaction"]
 
@@ -32,6 +33,7 @@ _LOG_BYTES = 4 << 20  # the log is written back when it is longer
 _LONGEST_LOG_BYTES = 16 << 20  # a log that is longer is synced and written back soon
 _CHANGED = "changed"  # a temporary table
 _FULL = "disk is full"  # in the message of SQLite
+_READERS_S = 10.0  # until the log is written back after a try during which another process read
 _LEAST_FREE_PAGES = 1000  # 4 MB: fewer free pages of the database are not given back to the file system
 
 
@@ -59,8 +61,12 @@ class CheckpointFolder:
     Any thread may use it, one at a time.
     """
 
-    def __init__(self, path: str, *, restart: bool = False, clock: Clock = THIS_MACHINE.clock) -> None:
+    def __init__(
+        self, path: str, *, restart: bool = False, kept: KeptStates | None = None, clock: Clock = THIS_MACHINE.clock
+    ) -> None:
         """Lock the folder, and make it if there is none. With ``restart``, remove everything that was saved there.
+
+        Earlier states are kept in ``kept``, if it is given.
 
         Raises :class:`CheckpointError` if another process holds it, or if it is no checkpoint folder of this version,
         :class:`CheckpointDamaged` if a part of it is missing or is not what was written, and :class:`CheckpointFailed`
@@ -69,6 +75,8 @@ class CheckpointFolder:
         self.path = path
         self.turn = threading.Lock()  # held while a checkpoint is written and passed on
         self.on_write: Callable[[Transaction], None] | None = None  # called with what was just written
+        self._kept = kept
+        self._clock = clock
         check_names(path)
         with self.explain_errors():
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -113,7 +121,8 @@ class CheckpointFolder:
         """
         for name in (self._database, f"{self._database}-wal", f"{self._database}-shm", os.path.join(self.path, MARK)):
             Path(name).unlink(missing_ok=True)
-        shutil.rmtree(self.blocks, ignore_errors=True)
+        for folder in (self.blocks, os.path.join(self.path, KEPT)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _note_holder(self, now: float) -> None:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": int(now)}
@@ -293,6 +302,26 @@ class CheckpointFolder:
         """Move the log, which is synced, into the database."""
         self._rows.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # Does nothing while another process reads.
         self._synced_log.note(self._number)
+
+    def keep_state(self, *, at_start: bool = False) -> None:
+        """Keep a copy of what is synced, if it is time to. A failure is told, and ends nothing."""
+        now = self._clock.time()
+        if self._kept is None or not self._kept.is_due(now, at_start=at_start):
+            return
+        try:
+            self.sync()
+            self._write_back()
+            if self._log_bytes():
+                self._kept.postpone(now + _READERS_S)
+            else:
+                self._kept.keep(self._rows, now)
+        except (CheckpointDamaged, CheckpointFailed, OSError, sqlite3.Error) as error:
+            _LOGGER.warning("no earlier state of %s is kept: %s", self.path, error)
+
+    def forget_kept_states(self) -> None:
+        """Remove the kept states: the run has finished."""
+        if self._kept is not None:
+            self._kept.remove_all()
 
     def _log_bytes(self) -> int:
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from luminosity._shared.shared_files import sync_file
 from luminosity.engine.durable.tables import damaged
 
-__all__ = ["MARK", "Mark", "SyncedLog", "boot_id", "read_mark", "sync_files"]
+__all__ = ["MARK", "Mark", "SyncedLog", "boot_id", "read_mark", "reset_mark", "sync_files"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -148,12 +148,20 @@ class SyncedLog:
     def _write(self, size: int, salts: bytes) -> None:
         # Two slots in turn: a write that the power loss cuts short leaves the other one.
         self._count += 1
-        fields = self._count, size, salts, self._boot_id.encode()
-        slot = _SLOT.pack(*fields, zlib.crc32(_SLOT.pack(*fields, 0)))
-        number = _TRANSACTION.pack(self._number, 0)
-        slot += _TRANSACTION.pack(self._number, zlib.crc32(slot + number))
+        slot = _packed(self._count, size, salts, self._boot_id, self._number)
         os.pwrite(self._mark, slot, self._count % 2 * _SLOT_BYTES)
         os.fsync(self._mark)
+
+
+def reset_mark(path: str, number: int) -> None:
+    """Note that a database has no log, and ends with a transaction."""
+    mark = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(mark, _packed(1, 0, _NO_LOG, boot_id(), number), _SLOT_BYTES)
+        os.fsync(mark)
+    finally:
+        os.close(mark)
+    sync_file(os.path.dirname(path))
 
 
 def read_mark(folder: str) -> Mark | None:
@@ -188,6 +196,12 @@ def _read(mark: int) -> Mark:
         else:
             unreadable += 1
     return replace(found, written=written, written_boot=boot, unreadable=unreadable)
+
+
+def _packed(count: int, size: int, salts: bytes, boot: str, number: int) -> bytes:
+    fields = count, size, salts, boot.encode()
+    slot = _SLOT.pack(*fields, zlib.crc32(_SLOT.pack(*fields, 0)))
+    return slot + _TRANSACTION.pack(number, zlib.crc32(slot + _TRANSACTION.pack(number, 0)))
 
 
 def _slot(data: bytes) -> Mark | None:

@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from luminosity.engine.durable.names import unquoted
-from luminosity.errors import CheckpointDamaged, Fix
+from luminosity.errors import CheckpointDamaged
 
 __all__ = [
     "BLOCKS",
     "FILES",
+    "KEPT",
     "NUMBER",
     "VERSION",
     "StoredContent",
@@ -49,6 +50,7 @@ __all__ = [
 VERSION = 3
 NUMBER = "number"  # in ``meta``: how many transactions were written
 BLOCKS = "blocks"  # the folder of their files
+KEPT = "kept"  # the folder of earlier states
 FILES = "files"  # the owner of the rows that have the size and the checksum of each file, by its path below the folder
 _PIECE_BYTES = 1 << 20  # of a file, read at once
 _THREADS = 4  # that read files and compute their checksums: a disk is faster with several
@@ -286,14 +288,10 @@ def damaged(path: str, found: str, held: str) -> CheckpointDamaged:
     folder = os.path.dirname(path)
     if os.path.basename(os.path.dirname(folder)) == BLOCKS:  # a file of blocks, by the number of the start
         folder = os.path.dirname(os.path.dirname(folder))
-    return CheckpointDamaged(
-        f"the checkpoint is damaged: {path} {found}; it held {held}",
-        fix=Fix(
-            "begin again with restart=True, or put a copy of the folder in its place",
-            command=f"see all damage with `lum checkpoint {folder} --check`; add --restart to begin again, or put a "
-            "copy of the folder in its place",
-        ),
-    )
+    offer = "put a copy of the folder in its place, or begin again with --restart"
+    if os.path.isdir(os.path.join(folder, KEPT)):
+        offer = f"go back to the last good state with `lum checkpoint {folder} --restore last`"
+    return CheckpointDamaged(f"the checkpoint is damaged: {path} {found}; it held {held}", fix=offer)
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -252,6 +252,7 @@ class CheckpointWriter:
                     synced_at = self._monotonic()
                     self._synced = self._written
                     self._folder.shrink()
+                    self._folder.keep_state()
                 self._on_written(self._written, self._synced, None)
             except Exception as error:  # the loop ends the run with it
                 self._error = error

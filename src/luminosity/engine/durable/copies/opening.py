@@ -20,6 +20,7 @@ from luminosity.engine.durable.copies.lease import Lease, LeaseNote, read_lease
 from luminosity.engine.durable.copies.places import Place, place_at
 from luminosity.engine.durable.place import DATABASE
 from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.engine.durable.upkeep.kept_states import KeptStates
 from luminosity.engine.options import EngineConfig
 from luminosity.errors import CheckpointError
 from luminosity.runner_options import LuminosityOptions
@@ -38,7 +39,8 @@ def open_folder(config: EngineConfig) -> tuple[CheckpointFolder, CheckpointCopy 
     assert config.checkpoint_dir is not None
     note = CopyNote.read(config.checkpoint_dir) or CopyNote.new()
     restart = config.restart or (note.is_restoring and config.restore_from is not None)
-    folder = CheckpointFolder(config.checkpoint_dir, restart=restart)
+    kept = KeptStates(config.checkpoint_dir, config.checkpoint_keep)
+    folder = CheckpointFolder(config.checkpoint_dir, restart=restart, kept=kept)
     try:
         if note.is_restoring and not restart:
             raise _half_restored(folder.path, note.restored_from)

@@ -10,6 +10,7 @@ from luminosity.engine.durable import tables
 from luminosity.engine.durable.place import DATABASE, read_only
 from luminosity.engine.durable.synced_log import MARK, boot_id, read_mark
 from luminosity.engine.durable.tables import VERSION, damaged
+from luminosity.engine.durable.upkeep.kept_states import damage_of_kept, kept_times
 from luminosity.errors import CheckpointDamaged, CheckpointError
 
 __all__ = ["Checked", "check"]
@@ -26,6 +27,7 @@ class Checked:
     blocks: int = 0  # whose data is in the database
     files: int = 0
     file_bytes: int = 0
+    kept: int = 0  # earlier states
     damage: list[str] = field(default_factory=list[str])
 
 
@@ -34,7 +36,7 @@ def check(folder: str) -> Checked:
 
     Raises :class:`CheckpointError` if the folder has no checkpoint, or one of another version.
     """
-    found = Checked(folder)
+    found = Checked(folder, kept=len(kept_times(folder)))
     for problem in _damage(folder, found):
         found.damage.append(problem.message)
         if len(found.damage) == _MOST_DAMAGE:
@@ -74,6 +76,7 @@ def _damage(folder: str, found: Checked) -> Iterator[CheckpointDamaged]:
             yield from (problem for path, problem in of_files if path in files)
     except CheckpointDamaged as error:
         yield error
+    yield from damage_of_kept(folder)
 
 
 def _size(path: str) -> int:

@@ -1,0 +1,1 @@
+"""``lum checkpoint`` and ``lum state``: look into the checkpoint of a run."""
