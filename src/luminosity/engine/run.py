@@ -24,6 +24,7 @@ from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
 from luminosity.engine.process import Ending, Terminated, cancel_on_sigterm
+from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.reporter import Reporter
 from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.reporting.snapshots import Snapshots
@@ -127,6 +128,8 @@ class Run:
         )
         if stream.is_heard:
             self._sampler.start()
+        transforms = (transform for stage in graph.stages for transform in stage.transforms)
+        self._lags = LagWatch(transforms) if stream.is_heard else None
         self._reporter = Reporter(
             self._snapshots(parts, graph),
             stream,
@@ -159,7 +162,7 @@ class Run:
 
     def _snapshots(self, parts: RunParts, graph: Graph) -> Snapshots:
         asked = {key: resources_asked(each) for key, each in graph.components.environments.items()}
-        return Snapshots(parts, self._sampler, asked)
+        return Snapshots(parts, self._sampler, asked, self._lags)
 
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
@@ -256,6 +259,8 @@ class Run:
                     remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure), self.failure)
+                if self._lags is not None:
+                    self._lags.close()
                 self._tell_what_is_missing()
                 if self._checkpoint is not None and self.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
                     _LOGGER.warning(
