@@ -14,6 +14,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timezone
 from types import MethodType
 from typing import Any
@@ -22,6 +23,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners import common
 from apache_beam.transforms import core
 
+from luminosity._shared.record_places import place_now
 from luminosity._shared.user_code import is_users
 from luminosity.engine.data import wire
 from luminosity.engine.workers.failure import Failure, describe_element
@@ -132,6 +134,7 @@ def _passing_function(process: Callable[..., Any], step: str, place: int) -> Cal
             failure = Failure.of(error)
             if not failure.may_pass:
                 raise
+            failure = replace(failure, record=place_now())  # the source goes on: it has not failed
             letters.add(step, args[place] if len(args) > place else None, error, failure)
             return None
 
