@@ -21,6 +21,7 @@ __all__ = [
     "OPENMP_VARIABLES",
     "READS",
     "SORTS_ITS_BUNDLE",
+    "TELLS_LAG",
     "TEMPORARY_FOLDER",
     "THREAD_VARIABLES",
     "USER_DATA",
@@ -107,6 +108,9 @@ SORTS_ITS_BUNDLE = "luminosity:sorts_its_bundle"
 
 MODEL_VERSIONS = "luminosity:model_versions"
 """Annotation of steps that run models of a registry: a JSON list with name, version, path and digest of each."""
+
+TELLS_LAG = "luminosity:tells_lag"
+"""Annotation of sources whose ``DoFn`` has the method ``lag_probe``, which returns what asks for ends of partitions."""
 
 READS = "luminosity:reads"
 """Annotation of steps: a JSON list of what they read, each with its path, and kind and name if it is in a store."""

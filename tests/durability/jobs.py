@@ -37,6 +37,7 @@ from luminosity import (
     WriteQdrant,
     WriteTable,
 )
+from luminosity.engine.debugging.dead_letters import DeadLetters
 from luminosity.engine.durable import checkpointer, store, synced_log, writer
 from tests.marks import first_time, note, wait_for_file
 
@@ -47,6 +48,7 @@ COUNTS = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("vector", pa.list_(
 GROUPS = pa.schema([("key", pa.int64()), ("sum", pa.int64()), ("count", pa.int64()), ("name", pa.string())])
 
 ELEMENTS, KEYS = 1_500, 50
+FAILING_EVERY, FAILING_KEY = 300, 7
 SINK_ROWS = 20
 
 
@@ -227,6 +229,17 @@ def sum_with_a_step_that_hangs(pipeline: beam.Pipeline, folder: Path) -> None:
     sum_in_state(pipeline, folder, hang)
 
 
+def sum_with_a_step_that_fails(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Sum the values of each key. A step fails at some values of one key."""
+
+    def fail(number: int) -> int:
+        if number % FAILING_EVERY == FAILING_KEY:
+            raise ValueError(f"no good: {number}")
+        return number
+
+    sum_in_state(pipeline, folder, fail)
+
+
 def sum_large_elements(pipeline: beam.Pipeline, folder: Path) -> None:
     """Sum the values of each key. Some megabytes wait for a slow step."""
     numbers = pipeline | beam.Create(range(ELEMENTS)) | "Bytes" >> beam.Map(lambda n: (n, os.urandom(4_000)))
@@ -277,6 +290,7 @@ JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "large": sum_large_elements,
     "open windows": count_in_open_windows,
     "hanging": sum_with_a_step_that_hangs,
+    "failing": sum_with_a_step_that_fails,
 }
 
 
@@ -300,6 +314,7 @@ def _crash_in(owner: Any, name: str, number: int, *, after: bool = False) -> Non
 _CRASHES: dict[str, Callable[[int], None]] = {
     "in a transaction": lambda number: _crash_in(store.CheckpointFolder, "_apply", number, after=True),
     "before files are removed": lambda number: _crash_in(writer.Contents, "_let_go", number),
+    "before the commit of letters": lambda number: _crash_in(DeadLetters, "write", number, after=True),
     "before finalization": lambda number: _crash_in(checkpointer.Checkpointer, "written", number),
 }
 

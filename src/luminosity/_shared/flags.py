@@ -175,6 +175,19 @@ RUNNER_FLAGS = (
         page="debugging.md",
     ),
     Flag(
+        "dead_letters",
+        "FOLDER",
+        "pass an element by at which a step of yours fails on every attempt, and write it, the step and the traceback "
+        "to FOLDER; without it the run fails",
+        page="debugging.md",
+    ),
+    Flag(
+        "late_elements",
+        "FOLDER",
+        "write the elements to FOLDER that groupings of a stream drop because they come later than their windows allow",
+        page="streaming.md",
+    ),
+    Flag(
         "skip_record",
         "TOPIC[PARTITION]@OFFSET",
         "leave out one record of Kafka, such as reviews[3]@1204, and count it; may be given several times",

@@ -36,7 +36,8 @@ class KafkaMetrics:
     RECORDS_SKIPPED: Final = "records_skipped"
     SKIPPED: Final = "skipped "  # how counters of single records that were left out begin
     AGE: Final = "age_ms"  # from a record's timestamp to its reading
-    LAG: Final = "lag "  # how gauges of partitions begin
+    LAG: Final = "lag "  # how gauges of partitions begin: offsets that were left when the last bundle ended
+    POSITION: Final = "position "  # the same, of the next offset to read
 
     WRITE: Final = "WriteKafka"  # a namespace
     RECORDS_WRITTEN: Final = "records_written"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from luminosity._shared.model_sizes import RUN_FOLDER_VARIABLE
 
-__all__ = ["RecordRun", "noting", "parse_place", "take_left", "take_places"]
+__all__ = ["RecordRun", "noting", "parse_place", "place_now", "take_left", "take_places"]
 
 _PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)")
 _THREADS = 16  # of one process that emit records at the same time; more are not noted
@@ -142,6 +142,7 @@ def noting(outputs: Iterable[Any], runs: Sequence[RecordRun]) -> Generator[Any]:
     """Yield the outputs of records, one for each, and let errors of those who take them name the record."""
     numbers, cell, end = _notes_here().begin(runs)
     _local.left = ""
+    _local.at = runs, numbers, cell
     number = 0
     try:
         for output in outputs:
@@ -153,7 +154,14 @@ def noting(outputs: Iterable[Any], runs: Sequence[RecordRun]) -> Generator[Any]:
         raise
     finally:
         numbers[cell] = 0
+        _local.at = None
         end()
+
+
+def place_now() -> str:
+    """Return the place of the record that this thread works on; empty if it works on none."""
+    at = getattr(_local, "at", None)
+    return _name(at[0], at[1][at[2]]) if at is not None and at[1][at[2]] else ""
 
 
 def take_left() -> str:

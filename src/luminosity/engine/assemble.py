@@ -24,6 +24,8 @@ from luminosity.engine.data.scripted_stream import TestStreams
 from luminosity.engine.data.side_gate import Side
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.world import THIS_MACHINE, Clock, ManualClock, World
+from luminosity.engine.debugging.dead_letters import DeadLetters
+from luminosity.engine.debugging.late_elements import LateElements
 from luminosity.engine.debugging.savefile import Saver
 from luminosity.engine.durable.checkpointer import SavedParts
 from luminosity.engine.durable.resume import Checkpoint
@@ -107,7 +109,8 @@ def assemble(
     data = _Data.of(graph, config, folders, running, world)
     stages = _stages(data, prepared.assignments, pools)
     spill_policy = SpillPolicy(data.blocks, data.state, stages)
-    buffers = _buffers(data, spill_policy, is_durable=checkpoint is not None)
+    late = None if config.late_elements is None else LateElements(config.late_elements)
+    buffers = _buffers(data, spill_policy, late, is_durable=checkpoint is not None)
     for stage in stages:
         _add_side_inputs(stage, data, buffers, spill_policy)
     for stage in stages:
@@ -135,6 +138,7 @@ def assemble(
         config=config,
         metrics=metrics,
         failures=failures,
+        dead_letters=None if config.dead_letters is None else DeadLetters(config.dead_letters),
         prints=prints,
         world=world,
         test_streams=test_streams,
@@ -188,13 +192,17 @@ def _stages(data: _Data, assignments: dict[str, Assignment], pools: dict[int, Po
     ]
 
 
-def _buffers(data: _Data, spill_policy: SpillPolicy, *, is_durable: bool) -> dict[bytes, BufferRun]:
+def _buffers(
+    data: _Data, spill_policy: SpillPolicy, late: LateElements | None, *, is_durable: bool
+) -> dict[bytes, BufferRun]:
     buffers: dict[bytes, BufferRun] = {}
     for buffer in data.graph.buffers.values():
         grouping = live = None
         if buffer.kind is BufferKind.GROUP and buffer.is_unbounded:
             live = LiveGrouping(*_coding(data, buffer), data.state, data.blocks, data.clock, data.folders.spill)
             spill_policy.live_groupings.append(live)
+            if late is not None:
+                live.on_late = late.of(buffer.step, data.codecs.impl(buffer.coder_id).decode_nested)
         elif buffer.kind is BufferKind.GROUP:
             grouping = Grouping(*_coding(data, buffer), data.state, data.blocks, data.folders.spill)
             spill_policy.groupings.append(grouping)
@@ -286,7 +294,8 @@ def _failures(data: _Data, config: EngineConfig, buffers: dict[bytes, BufferRun]
         pickle_library = str(config.worker_options.get("pickle_library", "default"))
         saver = Saver(config.save_failed, data.graph, data.state, buffers, data.folders.main_classes, pickle_library)
         save = saver.save
-    return Failures(data.codecs, 1 if config.debug else MAX_ATTEMPTS, save, config.element_timeout)
+    attempts, passes_by = 1 if config.debug else MAX_ATTEMPTS, config.dead_letters is not None
+    return Failures(data.codecs, attempts, save, config.element_timeout, passes_by=passes_by)
 
 
 def _write_worker_files(prepared: Prepared, pools: dict[int, PoolRun], folders: RunFolders) -> None:
@@ -316,7 +325,10 @@ def _workers(
     on_nodes: NodeLauncher | None = None
     if config.debug:
         from luminosity.engine.workers.in_process import DebugWorkers  # Beam's worker: other runs need it in workers
+        from luminosity.engine.workers.sdk.passing import pass_failing_elements_by
 
+        if config.dead_letters is not None:
+            pass_failing_elements_by()
         RuntimeValueProvider.set_runtime_options(config.worker_options)  # as worker processes do
         server = process_launcher = DebugWorkers(state, descriptors)
     elif connection is not None:

@@ -77,6 +77,8 @@ class EngineConfig:
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
+    dead_letters: str | None = None  # a folder for elements at which steps fail
+    late_elements: str | None = None  # a folder for elements that groupings drop
     skip_record: tuple[str, ...] = ()  # places of records that sources of Kafka leave out
     element_timeout: float | None = None  # in seconds; None: elements may take as long as they like
     when_busy: str = "share"  # what to do if other runs hold what steps ask for
@@ -124,6 +126,8 @@ class EngineConfig:
             debug=ours.debug,
             element_timeout=_element_timeout(ours),
             save_failed=_new_file("save_failed", ours.save_failed),
+            dead_letters=_dead_letters(ours),
+            late_elements=_folder("late_elements", ours.late_elements),
             skip_record=_places(ours.skip_record or ()),
             run_dir=ours.run_dir,
             manifest=_choice("manifest", ours.manifest),
@@ -328,6 +332,12 @@ def _memory_budget(value: Any) -> int:
     if size is None or size < _LEAST_BUDGET_BYTES:
         raise OptionError(f"--memory_budget={value}: expected a size from 1MB up, such as 512MB, 4GB or 2GiB")
     return size
+
+
+def _dead_letters(ours: LuminosityOptions) -> str | None:
+    if ours.dead_letters and ours.save_failed:
+        raise _only_one("--save_failed", "--dead_letters", fix="a dead letter has the element: leave out --save_failed")
+    return _folder("dead_letters", ours.dead_letters)
 
 
 def _places(given: Iterable[str]) -> tuple[str, ...]:

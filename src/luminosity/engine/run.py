@@ -18,12 +18,13 @@ from luminosity.engine.durable.restoring import restore_metrics
 from luminosity.engine.durable.resume import Checkpoint
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.folders import RunFolders, remove_local
-from luminosity.engine.loop.metrics import RunMetrics
+from luminosity.engine.loop.metrics import LETTERS, NAMESPACE, RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.plan.graph import Graph
 from luminosity.engine.prepare import Prepared
 from luminosity.engine.process import Ending, Terminated, cancel_on_sigterm
+from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.reporter import Reporter
 from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.reporting.snapshots import Snapshots
@@ -104,6 +105,7 @@ class Run:
         self._ending = Ending()
         self._is_debug = config.debug
         self._skip_record = config.skip_record
+        self._dead_letters = config.dead_letters
         self._plan_drain = plan_drain
         self._request: Literal["", "drain", "stop", "cancel"] = ""  # what has been asked for last
         self.is_durable = checkpoint is not None
@@ -126,6 +128,8 @@ class Run:
         )
         if stream.is_heard:
             self._sampler.start()
+        transforms = (transform for stage in graph.stages for transform in stage.transforms)
+        self._lags = LagWatch(transforms) if stream.is_heard else None
         self._reporter = Reporter(
             self._snapshots(parts, graph),
             stream,
@@ -158,7 +162,7 @@ class Run:
 
     def _snapshots(self, parts: RunParts, graph: Graph) -> Snapshots:
         asked = {key: resources_asked(each) for key, each in graph.components.environments.items()}
-        return Snapshots(parts, self._sampler, asked)
+        return Snapshots(parts, self._sampler, asked, self._lags)
 
     def start(self) -> None:
         """Start the run on a thread of its own. With ``--debug``, run everything before returning."""
@@ -255,7 +259,9 @@ class Run:
                     remove_local(self._of_steps)  # also after success: a stream's steps don't know which is the last
                 self._sampler.stop()
                 self._reporter.ended(_ENDINGS[self.state], _headline(self.failure), self.failure)
-                self._tell_unmatched()
+                if self._lags is not None:
+                    self._lags.close()
+                self._tell_what_is_missing()
                 if self._checkpoint is not None and self.state in (PipelineState.STOPPED, PipelineState.CANCELLED):
                     _LOGGER.warning(
                         "the run is %s; start it again with --checkpoint_dir=%s to continue",
@@ -271,11 +277,19 @@ class Run:
                 _active.discard(self)
                 self._ending.set()  # in any case: a thread may wait without a limit
 
-    def _tell_unmatched(self) -> None:
-        """Warn of records that the user wants to leave out and that no source has read."""
+    def _tell_what_is_missing(self) -> None:
+        """Warn of records to leave out that no source has read, and of elements that were passed by."""
         for place in self._skip_record:
             if not self.metrics.count_of(KafkaMetrics.READ, KafkaMetrics.SKIPPED + place):
                 _LOGGER.warning("--skip_record=%s: no source has read this record", place)
+
+        if self._dead_letters and (count := self.metrics.count_of(NAMESPACE, LETTERS)):
+            _LOGGER.warning(
+                "%d %s passed by, because a step failed at %s on every attempt: see the dead letters in %s",
+                count,
+                *(("element was", "it") if count == 1 else ("elements were", "them")),
+                self._dead_letters,
+            )
 
     def _with_remedy(self, error: BaseException) -> BaseException:
         """Return the error, with a remedy for a run with a checkpoint, which has no ``--spill_dir``."""

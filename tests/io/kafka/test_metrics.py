@@ -78,7 +78,12 @@ def test_a_run_counts_records_bytes_lags_times_and_dead_letters(runner_name: str
     for counts in (ages, latencies):
         assert percentile_ms(counts, 0.5) == pytest.approx(_HOUR_MS, rel=0.2)
         assert percentile_ms(counts, 0.99) == pytest.approx(10 * _HOUR_MS, rel=0.2)
-    assert found(result, "gauges") == {"lag in[0]": 0, "lag in[1]": 0}
+    assert found(result, "gauges") == {
+        "lag in[0]": 0,
+        "lag in[1]": 0,
+        "position in[0]": 2,
+        "position in[1]": 3,
+    }
     assert found(result, "distributions")["latency_ms"].max >= 10 * _HOUR_MS
 
 

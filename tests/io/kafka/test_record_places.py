@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -73,6 +75,18 @@ def test_records_are_left_out_and_counted(broker: KafkaBroker, flag: str, caplog
 def test_an_option_that_names_no_record_is_refused(broker: KafkaBroker) -> None:
     with pytest.raises(OptionError, match="expected TOPIC"):
         run(lambda p: p | _read(broker), "--skip_record=t@6")
+
+
+@pytest.mark.parametrize("flag", ["--cpu_workers=1", "--debug"])
+def test_a_dead_letter_of_a_step_names_the_record(broker: KafkaBroker, flag: str, tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        values: Any = pipeline | _read(broker) | "Fail" >> beam.Map(_fail_at_13)
+        assert_that(values, equal_to([n for n in range(20) if n != 13]))
+
+    run(build, flag, f"--dead_letters={tmp_path}")
+    (path,) = tmp_path.iterdir()
+    (letter,) = map(json.loads, path.read_text().splitlines())
+    assert (letter["step"], letter["element"], letter["record"]) == ("Fail", "13", "t[1]@6")
 
 
 class NotANumber:

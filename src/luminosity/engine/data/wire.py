@@ -21,6 +21,8 @@ from luminosity.engine.spill import files
 
 __all__ = [
     "BLOCK_BYTES",
+    "LETTERS",
+    "PASSING_PREFIXES",
     "REPORT",
     "SOURCE_PREFIX",
     "STATE_SNAPSHOT",
@@ -49,6 +51,9 @@ __all__ = [
     "unpack_writes",
 ]
 SOURCE_PREFIX = "source"  # of the instruction ids of bundles whose first output is sent at once
+# The same, and of other bundles, in which elements are passed by at which a step fails.
+PASSING_PREFIXES = (f"{SOURCE_PREFIX}passing", "bundlepassing")
+LETTERS = "luminosity:letters"  # the key of letters about elements that were passed by, in the data of a response
 BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
 STATE_WRITES = b"luminosity:state_writes"  # the runner's key to which workers append batches of writes

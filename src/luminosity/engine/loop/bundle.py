@@ -130,6 +130,7 @@ class Bundle:
     is_suspect: bool = False  # its worker exited while other bundles ran there: it must run in an idle worker
     attempt: Attempt | None = None
     search: Search | None = None
+    passes_by: bool = False  # whether elements at which a step fails become dead letters
     count: int = field(init=False)  # elements
     hold: int = field(init=False)  # the earliest timestamp, in microseconds, that the bundle's output may have
 

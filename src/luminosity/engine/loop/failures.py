@@ -46,7 +46,8 @@ class Failures:
 
     A bundle in which user code raises is attempted ``attempts`` times before the run ends; only once if the worker
     reports that another attempt can't succeed (:func:`luminosity.errors.may_pass`). If ``save`` is given, the bundle is
-    then cut in halves until the one element is found that fails alone, and that element is saved.
+    then cut in halves until the one element is found that fails alone, and that element is saved. If ``passes_by``, one
+    more attempt passes the elements by at which a step fails.
     """
 
     def __init__(
@@ -55,11 +56,14 @@ class Failures:
         attempts: int = MAX_ATTEMPTS,
         save: Save | None = None,
         element_timeout: float | None = None,
+        *,
+        passes_by: bool = False,
     ) -> None:
         self._codecs = codecs
         self._element_timeout = element_timeout or 0.0
         self._attempts = attempts
         self._save = save
+        self._passes_by = passes_by
         self._oom_kills = oom_kills()
 
     def after_exception(self, bundle: Bundle, failure: Failure, cause: BaseException | None) -> list[Bundle]:
@@ -81,6 +85,9 @@ class Failures:
                 self._attempts,
                 failure.exception,
             )
+            return [bundle]
+        if self._passes_by and failure.may_pass and not bundle.passes_by and not failure.is_lost_block:
+            bundle.passes_by = True
             return [bundle]
         if failure.is_lost_block:
             raise BlockLost(failure.exception.partition(": ")[2], fix=failure.fix)

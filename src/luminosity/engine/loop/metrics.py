@@ -18,10 +18,11 @@ from apache_beam.portability.api import metrics_pb2
 from luminosity.engine.data.saved_rows import Changes
 from luminosity.engine.data.world import Clock
 
-__all__ = ["DROPPED_LATE", "BundleSample", "BusyTime", "RunMetrics", "StageUsage"]
+__all__ = ["DROPPED_LATE", "LETTERS", "NAMESPACE", "BundleSample", "BusyTime", "RunMetrics", "StageUsage"]
 
+LETTERS = "dead_letters"  # the counter of elements that were passed by because a step failed at them
 DROPPED_LATE = "dropped_late"  # the counter of elements that came later than their windows allow
-_NAMESPACE = "luminosity"
+NAMESPACE = "luminosity"  # of the counters below
 _MOST_PENDING = 16  # bundles whose metrics are not merged yet: enough for a burst, and responses may be large
 
 _MOST_SAMPLED = 64  # bundles of a stage: enough for a spread, small in a record
@@ -204,12 +205,16 @@ class RunMetrics:
 
     def count_dropped(self, stage: str, step: str, elements: int) -> None:
         """Count elements that a step dropped because they came later than their windows allow."""
-        self.add(stage, [monitoring_infos.int64_user_counter(_NAMESPACE, DROPPED_LATE, elements, ptransform=step)])
+        self.count(DROPPED_LATE, stage, step, elements)
+
+    def count(self, name: str, stage: str, step: str, elements: int) -> None:
+        """Count elements of a step in a counter of ours."""
+        self.add(stage, [monitoring_infos.int64_user_counter(NAMESPACE, name, elements, ptransform=step)])
 
     def dropped(self, stage: str) -> int:
         """Return how many elements were dropped before or in a stage because they came too late."""
         by_step = self.counters(stage, (DROPPED_LATE,)).values()
-        return sum(namespaces.get(_NAMESPACE, {}).get(DROPPED_LATE, 0) for namespaces in by_step)
+        return sum(namespaces.get(NAMESPACE, {}).get(DROPPED_LATE, 0) for namespaces in by_step)
 
     def elements(self, stage: str) -> int:
         """Return the number of elements in the largest PCollection of a stage."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +49,7 @@ class RunParts:
     config: EngineConfig
     metrics: RunMetrics
     failures: Failures
+    dead_letters: LetterBox | None  # where elements are described that were passed by
     world: World
     test_streams: TestStreams | None
     queue_limit: int  # bytes that may wait in one queue
@@ -116,6 +117,14 @@ class CheckpointHook(Protocol):
 
     def before_end(self, state: str) -> None:
         """Save everything, with the state in which the run ends. Waits until it is on the disk."""
+        ...
+
+
+class LetterBox(Protocol):
+    """Keeps letters about elements that were passed by. The loop's thread calls it."""
+
+    def write(self, lines: bytes) -> Mapping[str, int]:
+        """Put the letters of a bundle that is about to be committed on the disk. Return their number by step."""
         ...
 
 

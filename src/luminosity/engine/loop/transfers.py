@@ -16,6 +16,7 @@ from luminosity.engine.data.shard import by_shard
 from luminosity.engine.data.state import BundleShards, SideInputReader
 from luminosity.engine.loop import splits
 from luminosity.engine.loop.bundle import Attempt, Bundle, new_instruction_id
+from luminosity.engine.loop.metrics import LETTERS
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import Sent, Worker
@@ -28,7 +29,8 @@ _MESSAGE_BYTES = 4 << 20  # large enough to amortize a message's overhead, small
 def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     """Start an attempt of ``bundle`` in ``worker``, which must have a free slot. Does not wait for the worker."""
     stage = bundle.stage
-    instruction_id = new_instruction_id(wire.SOURCE_PREFIX if stage.is_source else "bundle")
+    passing = wire.PASSING_PREFIXES if bundle.passes_by else (wire.SOURCE_PREFIX, "bundle")
+    instruction_id = new_instruction_id(passing[not stage.is_source])
     stream_id = worker.occupy(bundle, instruction_id)
     attempt = bundle.attempt = Attempt(
         instruction_id,
@@ -155,6 +157,9 @@ def _take_block(bundle: Bundle, attempt: Attempt, data: beam_fn_api_pb2.Elements
 def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBundleResponse, parts: RunParts) -> None:
     """Apply everything that the attempt did: inputs taken, outputs, state, timers, residuals, metrics."""
     stage, now = bundle.stage, parts.clock.monotonic()
+    if parts.dead_letters is not None and (letters := response.monitoring_data.get(wire.LETTERS)):
+        for step, count in parts.dead_letters.write(letters).items():
+            parts.metrics.count(LETTERS, stage.id, step, count)
     processed = bundle.count - attempt.given_back
     bundle.finished()
     left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)

@@ -13,6 +13,7 @@ from luminosity.engine.data.event_time import MIN
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.step_metrics import KafkaProgress, inference_views
 from luminosity.events import InferenceView, StreamView
 
@@ -40,7 +41,7 @@ class StageProgress:
     sizes of its restrictions.
     """
 
-    def __init__(self, stage: StageRun, metrics: RunMetrics) -> None:
+    def __init__(self, stage: StageRun, metrics: RunMetrics, watch: LagWatch | None = None) -> None:
         self._stage = stage
         self._metrics = metrics
         self._bundles_seen = 0
@@ -55,7 +56,8 @@ class StageProgress:
         self.fraction: float | None = None
         self.seconds_left: float | None = None
         self.inference: tuple[InferenceView, ...] = inference_views(stage, metrics)  # of an earlier start
-        self.kafka = KafkaProgress(stage.id, metrics)
+        self.kafka = KafkaProgress(stage.id, metrics, watch)
+        self.kafka.update(0.0)
 
     def update(
         self, seconds: float, running: int, waiting: int, arrived: float | None, *, is_stalled: bool = False

@@ -14,6 +14,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stage_input import StageInput
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
+from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.progress import StageProgress, StreamProgress
 from luminosity.engine.reporting.step_metrics import Views, user_metrics
 from luminosity.engine.resources.hints import largest
@@ -50,8 +51,12 @@ class Snapshots:
         parts: RunParts,
         sampler: Sampler,
         asked: Mapping[str, Resources],
+        watch: LagWatch | None = None,
     ) -> None:
-        """``asked`` is what the resource hints of each stage ask for, by the id of its environment."""
+        """``asked`` is what the resource hints of each stage ask for, by the id of its environment.
+
+        ``watch`` knows how much waits in the partitions of sources.
+        """
         self.parts = parts
         self._peak = 0  # of the memory of all processes of a cluster
         self._asked = asked
@@ -59,7 +64,7 @@ class Snapshots:
         labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageInput], str] = lambda stage: labels[stage.id]
         self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
-        self._progress = {stage.id: StageProgress(stage, parts.metrics) for stage in parts.stages}
+        self._progress = {stage.id: StageProgress(stage, parts.metrics, watch) for stage in parts.stages}
         streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
         self._streams = {stage.id: StreamProgress(stage, parts.metrics) for stage in streams}
 

@@ -13,6 +13,7 @@ from luminosity._shared.kafka_metrics import KafkaMetrics, bucket_counts, bucket
 from luminosity.core import InferenceMetrics, computed_by
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.stage import StageRun
+from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.events import InferenceView, KafkaView, MetricView, ModelLoaded, ModelVersion, PartitionLag
 
 __all__ = ["MOST_METRICS", "KafkaProgress", "LoadedModels", "Views", "inference_views", "user_metrics"]
@@ -241,16 +242,18 @@ class _Point(NamedTuple):
 class KafkaProgress:
     """Tracks the steps of a stage that read or write Kafka. Only the loop's thread uses it."""
 
-    def __init__(self, stage: str, metrics: RunMetrics) -> None:
+    def __init__(self, stage: str, metrics: RunMetrics, watch: LagWatch | None = None) -> None:
+        """``watch`` knows how far partitions go now."""
         self._stage = stage
         self._metrics = metrics
+        self._watch = watch
         self._steps: dict[tuple[str, str], _Step] = {}
 
     def update(self, seconds: float) -> None:
         """Take the metrics that were committed up to ``seconds`` after the run's start."""
         for key, numbers in self._metrics.numbers(self._stage, _KAFKA_NAMESPACES).items():
             if key not in self._steps:
-                self._steps[key] = _Step(*key)
+                self._steps[key] = _Step(*key, self._watch)
             self._steps[key].reached(seconds, numbers)
 
     def views(self, seconds: float, *, is_last: bool = False) -> tuple[KafkaView, ...]:
@@ -259,7 +262,9 @@ class KafkaProgress:
 
 
 class _Step:
-    def __init__(self, step: str, namespace: str) -> None:
+    def __init__(self, step: str, namespace: str, watch: LagWatch | None) -> None:
+        self._step = step
+        self._watch = watch
         self._name = _partition_label(step)
         self._is_read = namespace == KafkaMetrics.READ
         self._points: deque[_Point] = deque([_Point(0.0, 0, 0, {})])
@@ -283,8 +288,7 @@ class _Step:
         before = _Point(0.0, 0, 0, {}) if is_last else self._minute_ago(seconds)
         elapsed = max(1e-9, seconds - (before.seconds if is_last else max(before.seconds, seconds - _WINDOW_S)))
         times = {bucket: count - before.times.get(bucket, 0) for bucket, count in now.times.items()}
-        start = KafkaMetrics.LAG
-        lags = [PartitionLag(name.removeprefix(start), lag) for name, lag in numbers.items() if name.startswith(start)]
+        lags = [PartitionLag(name, lag) for name, lag in self._lags(is_last).items()]
         lags.sort(key=lambda each: (-each.records, each.partition))
         letters = KafkaMetrics.RECORDS_UNREADABLE if self._is_read else KafkaMetrics.RECORDS_UNWRITTEN
         return KafkaView(
@@ -303,11 +307,24 @@ class _Step:
             lags=tuple(lags if is_last else [each for each in lags[:_MOST_LAGS] if each.records]),
         )
 
+    def _lags(self, is_last: bool) -> dict[str, int]:
+        """Return how many offsets wait in each partition: now, or when the last bundle ended if no broker answers."""
+        lags = _named(self._numbers, KafkaMetrics.LAG)
+        positions = _named(self._numbers, KafkaMetrics.POSITION)
+        if self._watch is not None:
+            ends = self._watch.ends(self._step, list(positions), is_last=is_last)
+            lags |= {name: max(0, end - positions[name]) for name, end in ends.items() if name in positions}
+        return lags
+
     def _minute_ago(self, seconds: float) -> _Point:
         """Return the last point before the minute, and forget those before it."""
         while len(self._points) > 1 and self._points[1].seconds <= seconds - _WINDOW_S:
             self._points.popleft()
         return self._points[0]
+
+
+def _named(numbers: Mapping[str, int], prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): number for name, number in numbers.items() if name.startswith(prefix)}
 
 
 def _partition_label(step: str) -> str:

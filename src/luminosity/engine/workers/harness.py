@@ -48,6 +48,7 @@ from luminosity.engine.workers.sdk import beam_models
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter, RepeatedTimer
 from luminosity.engine.workers.sdk.large_elements import BlockInput, BlockOutput
+from luminosity.engine.workers.sdk.passing import measure_with_letters, pass_failing_elements_by
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 from luminosity.engine.workers.sdk.user_state import (
     AddingState,
@@ -90,7 +91,11 @@ class ReportingHarness(sdk_worker.SdkHarness):
     ) -> None:
         with statesampler.instruction_id(request.instruction_id):
             try:
-                response = self._meter.measure(task) if request.HasField("process_bundle") else task()
+                response = (
+                    measure_with_letters(self._meter.measure, request.instruction_id, task)
+                    if request.HasField("process_bundle")
+                    else task()
+                )
             except BaseException as error:
                 # Whatever was raised, the runner must get a response to the instruction.
                 if request.HasField("process_bundle"):
@@ -209,6 +214,8 @@ def _change_beam(request: WorkerRequest, channel: type[BlockChannel] | None) -> 
     statesampler.StateSampler = PromptStateSampler
     emit_full_batches_at_once()
     call_steps_quickly()
+    if request.pipeline_options.get("dead_letters"):
+        pass_failing_elements_by()
     # Beam's worker logs details for its developers at INFO.
     logging.getLogger("apache_beam.runners.worker").setLevel(logging.WARNING)
     # They warn that there is no staging folder (nothing is staged here), and about options whose class is defined by

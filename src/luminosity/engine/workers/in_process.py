@@ -28,6 +28,7 @@ from luminosity.engine.workers.launcher import LocalProcess, OnExit, Process
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter
 from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter
+from luminosity.engine.workers.sdk.passing import measure_with_letters
 from luminosity.errors import RunCancelled
 
 __all__ = ["DebugWorkers", "InProcessWorker"]
@@ -276,7 +277,11 @@ class DebugConnection(LocalProcess):
             return worker.run(request, elements)
 
         try:
-            response = self._meter.measure(run) if request.HasField("process_bundle") else run()
+            response = (
+                measure_with_letters(self._meter.measure, request.instruction_id, run)
+                if request.HasField("process_bundle")
+                else run()
+            )
         except (KeyboardInterrupt, RunCancelled, Terminated):
             raise
         except BaseException as error:  # also SystemExit: user code that calls sys.exit has failed

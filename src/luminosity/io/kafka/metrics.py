@@ -43,6 +43,7 @@ class ReadMetrics:
         self._age = Metrics.distribution(namespace, KafkaMetrics.AGE)
         self._ages = TimeCounters(namespace, KafkaMetrics.AGE)
         self._lags: dict[Partition, Any] = {}
+        self._positions: dict[Partition, Any] = {}
         self._others: dict[int, Any] = {}  # by group
 
     def count(self, timestamps: Iterable[int], size: int, unreadable: int, now_ms: int) -> None:
@@ -80,11 +81,14 @@ class ReadMetrics:
         if len(without) > _PARTITIONS - len(self._lags):
             without.sort(key=lags.__getitem__, reverse=True)
         for partition in without[: _PARTITIONS - len(self._lags)]:
-            self._lags[partition] = _lag(f"{partition[0]}[{partition[1]}]")
+            name = f"{partition[0]}[{partition[1]}]"
+            self._lags[partition] = _lag(name)
+            self._positions[partition] = Metrics.gauge(KafkaMetrics.READ, KafkaMetrics.POSITION + name)
         others = 0
         for partition, lag in lags.items():
             if partition in self._lags:
                 self._lags[partition].set(lag)
+                self._positions[partition].set(positions[partition])
             else:
                 others += lag
         if len(self._lags) >= _PARTITIONS and len(lags) > 1:

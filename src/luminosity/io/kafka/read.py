@@ -18,6 +18,7 @@ from apache_beam.utils.timestamp import Timestamp
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
 from luminosity._shared.record_places import parse_place
 from luminosity._shared.text import shorten_repr
+from luminosity.core import TELLS_LAG
 from luminosity.errors import InvalidArgument, InvalidType, OptionError
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient
@@ -194,7 +195,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
             check_brokers(settings, _CHECK_S)
         groups = input_or_inputs | "Groups" >> beam.Create(list(range(settings.groups)), reshuffle=False)
         read: Any = beam.ParDo(ReadGroup(settings) if self._is_bounded else ReadStream(settings))
-        packed = groups | "Read" >> read.with_output_types(Outputs)
+        with input_or_inputs.pipeline.transform_annotations(**{TELLS_LAG: ""}):
+            packed = groups | "Read" >> read.with_output_types(Outputs)
         made: Any = self._element_type()
         unpack: Any = beam.ParDo(Unpack())
         if not settings.emitter.keeps_unreadable:

@@ -17,6 +17,7 @@ from luminosity.extras import require
 from luminosity.io.kafka.client import describe
 from luminosity.io.kafka.consumer import ConsumerSettings, GroupConsumer, Pool
 from luminosity.io.kafka.emit import Chunk, Emitter, Outputs, Tally
+from luminosity.io.kafka.lag_probe import LagProbe
 from luminosity.io.kafka.metrics import ReadMetrics
 from luminosity.io.kafka.offsets import Position, name_partitions, partitions_of
 from luminosity.io.kafka.progress import (
@@ -92,6 +93,10 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
     def teardown(self) -> None:
         """Close the consumers if no other copy of the step uses them."""
         _POOL.leave(self._settings.consumers.name)
+
+    def lag_probe(self) -> LagProbe:
+        """Return what the runner's process asks for the ends of partitions."""
+        return LagProbe(self._settings.consumers)
 
     # What there is to read
 

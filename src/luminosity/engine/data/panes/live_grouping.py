@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from apache_beam.transforms import trigger
@@ -83,6 +83,8 @@ class LiveGrouping:
         self._parts_hold = MAX
         self.watermark = MIN  # up to which all panes have fired
         self.dropped = 0  # elements that came later than their window allows
+        # Gets those of a block: encoded, the windows that they are too late for, and the watermark.
+        self.on_late: Callable[[Sequence[tuple[bytes, Sequence[BoundedWindow], int]]], None] | None = None
         self._input_row = SingleRow(_INPUT_KEY)
 
     def track(self) -> None:
@@ -202,11 +204,14 @@ class LiveGrouping:
         """Group the elements of a block. Yields the panes that fire at once."""
         by_key: dict[bytes, list[WindowedValue]] = {}
         watermark = self.watermark
+        late: list[tuple[bytes, Sequence[BoundedWindow], int]] = []
         for number, element in enumerate(self._written.keyed_elements(block.data()), 1):
             header: Any = element.header
             known = [self._known.get(window) or self._know(window) for window in header.windows]
             windows = tuple([window for window, expiry in known if expiry >= watermark])
             self.dropped += len(known) - len(windows)
+            if self.on_late is not None and len(windows) < len(known):
+                late.append((element.encoded, [window for window, expiry in known if expiry < watermark], watermark))
             if windows:
                 value = WindowedValue(element.value, header.timestamp, windows, header.pane_info)
                 by_key.setdefault(element.key, []).append(value)
@@ -215,6 +220,8 @@ class LiveGrouping:
         for key, values in by_key.items():
             yield from self._panes.add(key, values)
             yield None
+        if late and self.on_late is not None:
+            self.on_late(late)
         self.pending.popleft()
         self._absorbed += 1
         self.pending_bytes -= block.weight
