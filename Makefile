@@ -11,6 +11,8 @@ JOBS ?= 4
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
 BIGQUERY := tests/io/stores/bigquery_requirements.txt
+# The same for a server of S3 and its client.
+S3 := tests/engine/durable/copies/s3_requirements.txt
 # What also runs on a Ray cluster: Beam's suites that test runners, and our tests that run pipelines.
 RAY_SUITES := $(addprefix tests/beam_suites/test_,fn_api_runner_suite.py validates_runner.py stream_suites.py \
 	stream_transform_suites.py periodic_suite.py) $(addprefix tests/engine/,loop/test_faults.py loop/test_time.py \
@@ -31,11 +33,12 @@ help: ## list these targets
 
 setup: $(READY) ## install everything into .venv; again only when the requirements change
 
-$(READY): pyproject.toml constraints.txt $(BIGQUERY)
+$(READY): pyproject.toml constraints.txt $(BIGQUERY) $(S3)
 	@echo "Installing Luminosity and its tools into $(VENV): once, about three minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/bigquery -r $(BIGQUERY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/s3 -r $(S3)
 	@$(BIN)/python -m compileall -q src # pip compiles what it installs, but not what an editable installation points to
 	@touch $@
 

@@ -1,7 +1,8 @@
-"""Tests of a copy in S3, with a server of moto. They need the packages moto and boto3."""
+"""Tests of a copy in S3, with a server of moto."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apache_beam.io.aws.clients.s3 import boto3_client
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
@@ -26,10 +28,12 @@ from tests.runners import IS_REFERENCE, finished, start
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine does")
 
+PACKAGES = Path(sys.prefix) / "s3"  # where `make setup` puts a server of S3 and the client that Beam uses
 _LONGEST_S = 60.0
 _KEY = "testing"  # moto takes any
 _SERVER = """
-import sys, threading
+import sys
+sys.path.append({})
 from moto.server import ThreadedMotoServer
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
@@ -42,10 +46,12 @@ server.stop()
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """Yield the address of an S3 server with an empty bucket."""
-    pytest.importorskip("boto3")
-    pytest.importorskip("moto")
+    assert (PACKAGES / "moto").is_dir(), f"{PACKAGES} has no packages: run make setup"
     with subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", _SERVER.format(repr(str(PACKAGES)))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as server:
         try:
             assert server.stdout is not None
@@ -59,8 +65,10 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def options(endpoint: str) -> Iterator[list[str]]:
+def options(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Yield the options that lead Beam to the server, for the pipelines and the places of a test."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PACKAGES)])
+    monkeypatch.setattr(boto3_client, "boto3", importlib.import_module("boto3"))  # Beam has looked for it too early.
     given = [f"--s3_endpoint_url={endpoint}", f"--s3_access_key_id={_KEY}", f"--s3_secret_access_key={_KEY}"]
     given += ["--s3_region_name=us-east-1"]
     FileSystems.set_options(PipelineOptions(given))
