@@ -16,6 +16,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 
+from luminosity.beam_fixes import kept_s3_clients
 from luminosity.engine.data.world import THIS_MACHINE
 from luminosity.engine.durable.copies import shipper
 from luminosity.engine.durable.copies.lease import Lease
@@ -95,6 +96,24 @@ def test_a_copy_in_s3(options: list[str], tmp_path: Path, monkeypatch: pytest.Mo
         copied.place.remove(names)  # they are gone already
     finally:
         copied.close()
+
+
+def test_one_client_serves_all_calls(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    session = boto3_client.boto3.session.Session
+
+    def counted(*given: object) -> object:
+        made.append(given)
+        return session(*given)
+
+    monkeypatch.setattr(boto3_client.boto3.session, "Session", counted)
+    monkeypatch.setattr(kept_s3_clients, "_clients", {})
+    place = place_at("s3://bucket/one")
+    place.write("a", [b"first"])
+    place.write("b", [b"second"])
+    assert [b"".join(place.read(name) or ()) for name in "ab"] == [b"first", b"second"]
+    assert place.names() == {"a", "b"}
+    assert len(made) == 1
 
 
 def test_a_bucket_that_is_missing(options: list[str]) -> None:

@@ -11,6 +11,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from luminosity._shared.shared_files import sync_file
+from luminosity.beam_fixes.kept_s3_clients import keep_s3_clients
 from luminosity.errors import CheckpointError, CopyError, Fix
 
 __all__ = ["Place", "place_at"]
@@ -49,6 +50,8 @@ def place_at(address: str) -> Place:
     scheme = FileSystems.get_scheme(address)
     if scheme in (None, "file"):
         return _Folder(os.path.abspath(os.path.expanduser(address.removeprefix("file://"))))
+    if scheme == "s3":
+        keep_s3_clients()
     try:
         FileSystems.get_filesystem(address)
     except Exception as error:  # Beam and the libraries that it imports raise what they like
