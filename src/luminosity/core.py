@@ -18,6 +18,7 @@ __all__ = [
     "MODELS",
     "MODEL_VERSIONS",
     "OF_BLOCKS",
+    "ONLY_UNPACKS",
     "OPENMP_VARIABLES",
     "READS",
     "SORTS_ITS_BUNDLE",
@@ -111,6 +112,9 @@ MODEL_VERSIONS = "luminosity:model_versions"
 
 TELLS_LAG = "luminosity:tells_lag"
 """Annotation of sources whose ``DoFn`` has the method ``lag_probe``, which returns what asks for ends of partitions."""
+
+ONLY_UNPACKS = "luminosity_only_unpacks"
+"""A true attribute of a ``DoFn`` of ours that can't fail: its outputs are taken one by one, so that it knows which."""
 
 READS = "luminosity:reads"
 """Annotation of steps: a JSON list of what they read, each with its path, and kind and name if it is in a store."""

@@ -218,6 +218,8 @@ class OutputsCoder(coders.Coder):
 class Unpack(beam.DoFn):
     """Emits each of the outputs of a read, with its own time."""
 
+    luminosity_only_unpacks = True  # see core.ONLY_UNPACKS
+
     def process(self, element: Outputs) -> Iterator[Any]:
         """Yield the outputs as they are. An error in a step that takes one names its record."""
         return noting(element, element.runs)

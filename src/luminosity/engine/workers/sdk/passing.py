@@ -25,6 +25,7 @@ from apache_beam.transforms import core
 
 from luminosity._shared.record_places import place_now
 from luminosity._shared.user_code import is_users
+from luminosity.core import ONLY_UNPACKS
 from luminosity.engine.data import wire
 from luminosity.engine.workers.failure import Failure, describe_element
 from luminosity.errors import StepFailed
@@ -103,7 +104,8 @@ def pass_failing_elements_by() -> None:
     def make_passing(fn: core.DoFn, *args: Any, **kwargs: Any) -> Any:
         _, defaults = core.get_function_arguments(fn, "process")
         # A source goes on where it failed: to pass its element by would lose all that it has not read yet.
-        if not any(isinstance(default, core.DoFn.RestrictionParam) for default in defaults):
+        is_source = any(isinstance(default, core.DoFn.RestrictionParam) for default in defaults)
+        if not is_source and not getattr(fn, ONLY_UNPACKS, False):
             setattr(fn, "process", _passing(fn.process, str(kwargs.get("step_name", ""))))  # noqa: B010
         return make(fn, *args, **kwargs)
 
