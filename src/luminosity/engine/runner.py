@@ -84,6 +84,7 @@ class LuminosityRunner(PipelineRunner):
         self.is_drain = is_drain
         self._on_event = on_event
         self._waits = False
+        self._options_seen: PipelineOptions | None = None  # of the pipeline that is being built
         worker_files.send_by_value()
         # The fork server takes a second to import Beam: it does so while the pipeline is built.
         if self.warms_up:
@@ -103,7 +104,8 @@ class LuminosityRunner(PipelineRunner):
 
     def apply(self, transform: Any, input: Any, options: PipelineOptions) -> Any:
         """Expand a transform while the pipeline is built, unless it can never run here. Beam calls it."""
-        if self.warms_up:
+        if self.warms_up and options is not self._options_seen:
+            self._options_seen = options
             note_restored_run(options)
         return expanded(transform, input, lambda: super(LuminosityRunner, self).apply(transform, input, options))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from luminosity._shared.text import format_bytes
 from luminosity.engine.durable.copies.lease import LeaseNote
-from luminosity.engine.durable.copies.objects import Changes, CopiedFile, Manifest, Writer, damaged, decode
+from luminosity.engine.durable.copies.objects import Changes, CopiedFile, Manifest, Writer, base_of, damaged, decode
 from luminosity.engine.durable.copies.places import Place
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.durable.tables import VERSION
@@ -26,7 +26,6 @@ class Found:
     writer: Writer
     manifest: Manifest
     segments: int  # since the base
-    is_last: bool  # whether the lease names its last object
 
 
 def find(place: Place, lease: LeaseNote | None) -> Found | None:
@@ -38,7 +37,10 @@ def find(place: Place, lease: LeaseNote | None) -> Found | None:
     manifests = [
         (writer, name) for name in names if name.startswith("manifest-") and (writer := Writer.of_object(name))
     ]
+    last = lease.last if lease is not None else ""
     if not manifests:
+        if last:
+            raise damaged(place.address, "the manifest", f"is missing, though {last} was written")
         return None
     newest = max(writer.epoch for writer, _ in manifests)
     ours = [each for each in manifests if each[0].epoch == newest]
@@ -52,18 +54,20 @@ def find(place: Place, lease: LeaseNote | None) -> Found | None:
             fix="restore it with the release that wrote it",
         )
     base = manifest.base
+    if last and (Writer.of_object(last) != writer or base_of(last) > base):
+        raise damaged(place.address, "the manifest", f"is missing, though {last} was written")
     for missing in {writer.part(base, part + 1) for part in range(manifest.parts)} - names:
         raise damaged(place.address, missing, "is missing")
     prefix = writer.segment(base, 0)[:-8]
     numbers = {int(each.removeprefix(prefix)) for each in names if each.startswith(prefix) and each[-8:].isdigit()}
     segments = max(numbers, default=0)
     wanted = max(segments, manifest.segments)
-    if lease is not None and lease.last.startswith(prefix):
-        wanted = max(wanted, int(lease.last.removeprefix(prefix)))
+    if last.startswith(prefix):
+        wanted = max(wanted, int(last.removeprefix(prefix)))
     for number in range(1, wanted + 1):
         if number not in numbers:
             raise damaged(place.address, writer.segment(base, number), "is missing")
-    return Found(writer, manifest, segments, lease is not None and lease.writer == writer)
+    return Found(writer, manifest, segments)
 
 
 def fetch(place: Place, found: Found, folder: CheckpointFolder) -> str:

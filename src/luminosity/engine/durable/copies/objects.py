@@ -22,6 +22,7 @@ __all__ = [
     "CopiedFile",
     "Manifest",
     "Writer",
+    "base_of",
     "damaged",
     "decode",
     "encode",
@@ -179,6 +180,16 @@ class Manifest(NamedTuple):
             raise damaged(address, name, f"was written by another release ({error})") from error
 
 
+def base_of(name: str) -> int:
+    """Return the number of the base that an object belongs to.
+
+    >>> base_of("segment-0000020011aabb-0012-00000007"), base_of("manifest-0000020011aabb-0012")
+    (12, 12)
+    """
+    found = _NAME.fullmatch(name)
+    return int(found["base"] or 0) if found else 0
+
+
 def encode(name: str, before: str, changes: Changes) -> tuple[bytes, str]:
     """Return changes as an object, and its digest. ``before`` is the digest of the object before this one."""
     fields = (
@@ -196,20 +207,28 @@ def encode(name: str, before: str, changes: Changes) -> tuple[bytes, str]:
 
 def decode(address: str, name: str, data: bytes, before: str) -> tuple[Changes, str]:
     """Return the changes in an object, and its digest. Raises :class:`CheckpointDamaged` if it is damaged."""
-    found, rows, cleared, contents, dropped, meta, files = marshal.loads(unpack(_opened(address, name, data)))
+    body = _opened(address, name, data)
+    try:
+        found, rows, cleared, contents, dropped, meta, files = marshal.loads(unpack(body))
+        changes = Changes(
+            {(owner, key): value for owner, key, value in rows},
+            set(cleared),
+            {fields[0]: StoredContent(*fields) for fields in contents},
+            set(dropped),
+            meta,
+            {path: CopiedFile(*file) for path, file in files.items()},
+        )
+        paths = [*changes.files, *changes.new_paths().values()]
+    except (EOFError, TypeError, ValueError) as error:
+        raise damaged(address, name, f"was written by another release ({error})") from error
     if found != before:
         raise damaged(address, name, "does not continue the object before it")
-    changes = Changes(
-        {(owner, key): value for owner, key, value in rows},
-        set(cleared),
-        {fields[0]: StoredContent(*fields) for fields in contents},
-        set(dropped),
-        meta,
-        {path: CopiedFile(*file) for path, file in files.items()},
-    )
-    for path in (*changes.files, *changes.new_paths().values()):
+    for path in paths:
         if not _PATH.fullmatch(path):
             raise damaged(address, name, f"names {path!r}, expected a file of blocks")
+    for file in changes.files.values():
+        if Writer.of_object(file.object) is None or "/" in file.object:
+            raise damaged(address, name, f"names {file.object!r}, expected an object of a copy")
     return changes, _digest(data)
 
 

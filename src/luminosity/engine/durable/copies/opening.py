@@ -67,7 +67,10 @@ def note_restored_run(options: PipelineOptions) -> None:
     if (note is None or not note.is_restoring) and _has_checkpoint(folder):
         return
     place = place_at(str(ours.restore_from))
-    found = find(place, read_lease(place))
+    lease = read_lease(place)
+    is_held = lease is not None and lease.free_in(THIS_MACHINE.clock.time()) > 0
+    # What a run that lives has written may go while it is read. The start is refused then, whatever the steps are.
+    found = find(place, lease) if not is_held else None
     ours.restored_run = found.manifest.run if found is not None else ""
 
 

@@ -35,6 +35,7 @@ __all__ = ["Shipper"]
 _LOGGER = logging.getLogger(__name__)
 
 _SHIP_S = 1.0  # between two segments: each is a request that places of the cloud charge for
+_LARGEST_SHARE = 0.1  # of a core: libraries of the cloud compute for each request, beside the loop
 _LONGEST_PAUSE_S = 30.0  # between two attempts while the place does not answer
 _PENDING_BYTES = 64 << 20  # of changes that wait; beyond it, a new base takes their place
 _MOST_SEGMENTS = 1_000  # since a base: a restore reads them one by one
@@ -65,6 +66,7 @@ class Shipper:
         self._folder_id = folder_id
         self._on_shipped = on_shipped
         self._monotonic = world.clock.monotonic
+        self._thread_time = world.clock.thread_time
         self._spool = os.path.join(folder.path, SPOOL)
         self._changed = threading.Condition()
         self._pending = Changes()
@@ -136,11 +138,13 @@ class Shipper:
                     return
             try:
                 self._lease.check()
+                before = self._thread_time()
                 self._ship()
                 if failures:
                     _LOGGER.warning("the copy in %s is written again", self._place.address)
                 failures, self.error = 0, ""
-                next_at = self._monotonic() + _SHIP_S
+                took = self._thread_time() - before
+                next_at = self._monotonic() + max(_SHIP_S, took / _LARGEST_SHARE)
             except CheckpointFailed:
                 with self._changed:
                     self._has_ended = True  # The loop ends the run, for the same reason.
