@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from luminosity._shared.text import format_bytes
@@ -17,6 +19,8 @@ from luminosity.engine.spill.files import write_all
 from luminosity.errors import CheckpointError
 
 __all__ = ["Found", "fetch", "find"]
+
+_THREADS = 4  # that read objects; each may hold one of some megabytes
 
 
 @dataclass(frozen=True)
@@ -89,24 +93,33 @@ def fetch(place: Place, found: Found, folder: CheckpointFolder) -> str:
     for path in paths:
         if path not in files:
             raise damaged(place.address, found.writer.file(path), "is named nowhere")
-        size += _fetch_file(place, files[path], folder, path)
+    with ThreadPoolExecutor(_THREADS, "luminosity-fetch") as threads:
+        size += sum(threads.map(lambda path: _fetch_file(place, files[path], folder, path), paths))
     folder.sync(os.path.join(folder.path, path) for path in paths)
     return f"{format_bytes(size)}: a base, {found.segments} segments and {len(paths)} files"
 
 
 def _changes(place: Place, found: Found) -> Iterator[tuple[Changes, int]]:
     writer, base = found.writer, found.manifest.base
+    parts = [writer.part(base, part + 1) for part in range(found.manifest.parts)]
+    segments = [writer.segment(base, number + 1) for number in range(found.segments)]
     before = ""
-    for part in range(1, found.manifest.parts + 1):
-        name = writer.part(base, part)
-        data = _read(place, name)
-        changes, before = decode(place.address, name, data, "")
+    for number, (name, data) in enumerate(_read_ahead(place, [*parts, *segments])):
+        changes, before = decode(place.address, name, data, before if number >= len(parts) else "")
         yield changes, len(data)
-    for number in range(1, found.segments + 1):
-        name = writer.segment(base, number)
-        data = _read(place, name)
-        changes, before = decode(place.address, name, data, before)
-        yield changes, len(data)
+
+
+def _read_ahead(place: Place, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield objects in their order. Some are read at the same time, since each takes several requests."""
+    waiting: deque[tuple[str, Future[bytes]]] = deque()
+    with ThreadPoolExecutor(_THREADS, "luminosity-fetch") as threads:
+        for name in names:
+            waiting.append((name, threads.submit(_read, place, name)))
+            if len(waiting) > _THREADS:
+                first, data = waiting.popleft()
+                yield first, data.result()
+        for name, data in waiting:
+            yield name, data.result()
 
 
 def _read(place: Place, name: str) -> bytes:

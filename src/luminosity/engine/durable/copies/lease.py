@@ -115,7 +115,7 @@ class Lease:
             )
         if self._clock.monotonic() > self._valid_until:
             raise CheckpointFailed(
-                f"the lease of the copy in {self._place.address} could not be renewed for {self._length_s:.3g} s, and "
+                f"the lease of the copy in {self._place.address} could not be renewed for {self._length_s:g} s, and "
                 "another machine may go on with it; this run ends, so that no two do the same work",
                 fix="start again with the same --checkpoint_dir once the place can be reached; --copy_lease=TIME lets "
                 "a run outlast longer outages",

@@ -57,7 +57,7 @@ def open_folder(config: EngineConfig) -> tuple[CheckpointFolder, CheckpointCopy 
 def note_restored_run(options: PipelineOptions) -> None:
     """Note in a pipeline's options the identity of the run that will be restored, for the steps that are being built.
 
-    Reads a few small objects of the copy, once.
+    Reads a few small objects of the copy, once. Raises :class:`CheckpointError` if a run lives that writes it.
     """
     ours: Any = options.view_as(LuminosityOptions)
     if not ours.restore_from or not ours.checkpoint_dir or ours.restored_run is not None:
@@ -68,9 +68,9 @@ def note_restored_run(options: PipelineOptions) -> None:
         return
     place = place_at(str(ours.restore_from))
     lease = read_lease(place)
-    is_held = lease is not None and lease.free_in(THIS_MACHINE.clock.time()) > 0
-    # What a run that lives has written may go while it is read. The start is refused then, whatever the steps are.
-    found = find(place, lease) if not is_held else None
+    if lease is not None and (note is None or lease.folder != note.folder):
+        _refuse_if_held(place, lease)  # Now: what a run that lives has written may go while it is read.
+    found = find(place, lease)
     ours.restored_run = found.manifest.run if found is not None else ""
 
 

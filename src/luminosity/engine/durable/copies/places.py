@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -63,7 +62,7 @@ def place_at(address: str) -> Place:
                 command="pip install 'apache-beam[aws]' (or [gcp], [azure]), or name a folder",
             ),
         ) from error
-    return (_S3 if scheme == "s3" else _Store)(address.rstrip("/"))
+    return _Store(address.rstrip("/"))
 
 
 class _Folder:
@@ -121,13 +120,15 @@ class _Store:
     def read(self, name: str) -> Iterator[bytes] | None:
         path = f"{self.address}/{name}"
         with _reaching(self.address):
-            file = self._open(path) if self._exists(path) else None
-        return _pieces(file, self.address) if file is not None else None
+            if not FileSystems.exists(path):
+                return None
+            file: Any = FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+        return _pieces(file, self.address)
 
     def write(self, name: str, pieces: Iterable[bytes]) -> None:
         path = f"{self.address}/{name}"
         with _reaching(self.address):
-            file = self._create(path)
+            file: Any = FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
         for piece in pieces:  # If this fails, the file is not closed, and no object appears.
             with _reaching(self.address):
                 file.write(piece)
@@ -143,41 +144,6 @@ class _Store:
         with _reaching(self.address):
             found: Any = FileSystems.match([f"{self.address}/*"])[0].metadata_list
             return {str(each.path).rpartition("/")[2] for each in found}
-
-    def _exists(self, path: str) -> bool:
-        return bool(FileSystems.exists(path))
-
-    def _open(self, path: str) -> Any:
-        return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
-
-    def _create(self, path: str) -> Any:
-        return FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
-
-
-class _S3(_Store):
-    """A place in S3. Beam makes a client for each request, which takes 100 ms of CPU time; here each thread has one."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self._of_thread = threading.local()
-
-    def _exists(self, path: str) -> bool:
-        return bool(self._io.exists(path))
-
-    def _open(self, path: str) -> Any:
-        return self._io.open(path, "rb")
-
-    def _create(self, path: str) -> Any:
-        return self._io.open(path, "wb")
-
-    @property
-    def _io(self) -> Any:
-        from apache_beam.io.aws.s3io import S3IO  # It needs boto3.
-
-        if (found := getattr(self._of_thread, "io", None)) is None:
-            files: Any = FileSystems.get_filesystem(self.address)
-            self._of_thread.io = found = S3IO(options=files._options)
-        return found
 
 
 def _pieces(file: Any, address: str) -> Iterator[bytes]:

@@ -36,6 +36,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _SHIP_S = 1.0  # between two segments: each is a request that places of the cloud charge for
 _LARGEST_SHARE = 0.1  # of a core: libraries of the cloud compute for each request, beside the loop
+_LONGEST_REST_S = 5.0  # after something that took much of it, such as a base: the lag grows meanwhile
 _LONGEST_PAUSE_S = 30.0  # between two attempts while the place does not answer
 _PENDING_BYTES = 64 << 20  # of changes that wait; beyond it, a new base takes their place
 _MOST_SEGMENTS = 1_000  # since a base: a restore reads them one by one
@@ -144,7 +145,7 @@ class Shipper:
                     _LOGGER.warning("the copy in %s is written again", self._place.address)
                 failures, self.error = 0, ""
                 took = self._thread_time() - before
-                next_at = self._monotonic() + max(_SHIP_S, took / _LARGEST_SHARE)
+                next_at = self._monotonic() + min(max(_SHIP_S, took / _LARGEST_SHARE), _LONGEST_REST_S)
             except CheckpointFailed:
                 with self._changed:
                     self._has_ended = True  # The loop ends the run, for the same reason.
