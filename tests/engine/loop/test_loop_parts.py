@@ -436,7 +436,7 @@ def test_a_worker_sends_the_last_of_equal_timers() -> None:
 def test_a_traceback_without_the_users_code_is_left_out_if_the_error_has_a_remedy(
     fix: Fix | None, location: str, is_shown: bool
 ) -> None:
-    failure = Failure("TableError: a null", "Traceback: frames", "Enrich", location, "row 4", fix, may_pass=False)
+    failure = Failure("TableError: a null", "Traceback: frames", "Enrich", location, "row 4", fix=fix, may_pass=False)
     bundle: Any = SimpleNamespace(failures=0, search=None, pieces=1)
     codecs: Any = None
     with pytest.raises(StepFailed) as caught:

@@ -6,6 +6,7 @@ The loop and its data ask only what they are given here, so that a simulation ca
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -121,6 +122,7 @@ class World:
 
     clock: Clock = _WALL_CLOCK
     start_thread: StartThread = _start_thread  # runs a function beside the loop
+    token: Callable[[int], str] = secrets.token_hex  # makes a name of so many bytes that nothing else has
     mailbox: Callable[[], Mailbox] = queue.SimpleQueue  # makes a queue for what other threads tell the loop
 
 

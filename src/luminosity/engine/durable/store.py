@@ -314,7 +314,7 @@ class CheckpointFolder:
             if self._log_bytes():
                 self._kept.postpone(now + _READERS_S)
             else:
-                self._kept.keep(self._rows, now)
+                self._kept.keep(self._rows, self._clock)
         except (CheckpointDamaged, CheckpointFailed, OSError, sqlite3.Error) as error:
             _LOGGER.warning("no earlier state of %s is kept: %s", self.path, error)
 

@@ -13,7 +13,6 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from luminosity.engine.durable.names import unquoted
@@ -53,7 +52,6 @@ BLOCKS = "blocks"  # the folder of their files
 KEPT = "kept"  # the folder of earlier states
 FILES = "files"  # the owner of the rows that have the size and the checksum of each file, by its path below the folder
 _PIECE_BYTES = 1 << 20  # of a file, read at once
-_THREADS = 4  # that read files and compute their checksums: a disk is faster with several
 _FIRST = 3  # so many problems of a database are named
 
 _STATEMENTS = {
@@ -250,9 +248,9 @@ def damage_of_files(rows: sqlite3.Connection, database: str) -> Iterator[tuple[s
     """Yield what :func:`check_files` looks for, with the paths of the files, relative to the folder."""
     paths = sorted(files_of(rows, database))
     noted = dict(stored_rows(rows, database, FILES))
-    with ThreadPoolExecutor(_THREADS, "luminosity-checksums") as threads:
-        found = threads.map(lambda path: _damage_of_file(database, path, noted.get(path.encode())), paths)
-        yield from ((path, problem) for path, problem in zip(paths, found, strict=True) if problem is not None)
+    for path in paths:
+        if (problem := _damage_of_file(database, path, noted.get(path.encode()))) is not None:
+            yield path, problem
 
 
 def _damage_of_file(database: str, path: str, noted: bytes | None) -> CheckpointDamaged | None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -48,9 +47,9 @@ class CopyNote:
             return None
 
     @classmethod
-    def new(cls) -> CopyNote:
+    def new(cls, world: World) -> CopyNote:
         """Return the note of a folder that has none."""
-        return cls(secrets.token_hex(8))
+        return cls(world.token(8))
 
     def write(self, folder: str, *, is_synced: bool = False) -> None:
         """Put the note into a folder."""

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import socket
 import threading
 from dataclasses import asdict, dataclass, replace
@@ -81,7 +80,7 @@ class Lease:
             folder=folder,
             holder=f"process {os.getpid()} on {socket.gethostname()}",
             epoch=1 + (before.epoch if before is not None else self._newest_epoch()),
-            token=secrets.token_hex(4),
+            token=world.token(4),
             length_s=length_s,
             expires=0.0,
         )

@@ -37,7 +37,7 @@ def open_folder(config: EngineConfig) -> tuple[CheckpointFolder, CheckpointCopy 
     :class:`CopyError` if it can't be reached.
     """
     assert config.checkpoint_dir is not None
-    note = CopyNote.read(config.checkpoint_dir) or CopyNote.new()
+    note = CopyNote.read(config.checkpoint_dir) or CopyNote.new(THIS_MACHINE)
     restart = config.restart or (note.is_restoring and config.restore_from is not None)
     kept = KeptStates(config.checkpoint_dir, config.checkpoint_keep)
     folder = CheckpointFolder(config.checkpoint_dir, restart=restart, kept=kept)

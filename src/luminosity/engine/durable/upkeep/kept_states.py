@@ -13,13 +13,13 @@ import logging
 import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from luminosity._shared.shared_files import sync_file, try_lock
 from luminosity._shared.text import format_bytes
+from luminosity.engine.data.world import Clock
 from luminosity.engine.durable import tables
 from luminosity.engine.durable.place import DATABASE, LOCK, holder_of
 from luminosity.engine.durable.synced_log import MARK, reset_mark, sync_files
@@ -78,12 +78,12 @@ class KeptStates:
         """Keep no state before a time."""
         self._next_at = until
 
-    def keep(self, rows: sqlite3.Connection, now: float) -> None:
+    def keep(self, rows: sqlite3.Connection, clock: Clock) -> None:
         """Keep the state of a database whose log is written back, and of which everything is synced.
 
         Raises :class:`CheckpointDamaged` if the database is damaged: it is not kept then.
         """
-        began_at = time.monotonic()
+        began_at, now = clock.monotonic(), clock.time()
         self.postpone(now + self._every_s)
         database = os.path.join(self._folder, DATABASE)
         files = tables.files_of(rows, database)
@@ -113,7 +113,7 @@ class KeptStates:
             raise
         for path, _ in _states(self._folder)[self._most :]:
             shutil.rmtree(path, ignore_errors=True)
-        self.postpone(now + max(self._every_s, (time.monotonic() - began_at) / self._largest_share))
+        self.postpone(now + max(self._every_s, (clock.monotonic() - began_at) / self._largest_share))
 
     def remove_all(self) -> None:
         """Remove all kept states: the run has finished."""
