@@ -315,6 +315,13 @@ MODEL_FLAGS = (
         default="no limit",
         page="remote.md",
     ),
+    Flag(
+        "show_prompts",
+        "N",
+        "print N prompts of each template with their answers at the end of the run, cut at the terminal's width",
+        default="none",
+        page="prompts.md",
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from apache_beam.runners.runner import PipelineState
 
 from luminosity._shared.kafka_metrics import KafkaMetrics
+from luminosity._shared.shown_prompts import print_prompts, text_of_prompts
 from luminosity.engine.assemble import assemble
 from luminosity.engine.durable.names import Names
 from luminosity.engine.durable.restoring import restore_metrics
@@ -112,6 +113,7 @@ class Run:
         self.stop_timeout = config.stop_timeout if self.is_durable else 0.0  # how long :meth:`cancel` lets bundles run
         self._of_steps = graph.temporary_folders()
         self._progress = "off" if config.debug else config.progress
+        self._shown_prompts: list[str] = []
         parts = self._open(prepared, checkpoint)
         self.kept = kept_events()
         listeners = (
@@ -268,6 +270,8 @@ class Run:
                         _ENDINGS[self.state],
                         self._checkpoint.folder.path,
                     )
+                if self._shown_prompts:
+                    print_prompts(self._shown_prompts)
                 if self.state == PipelineState.FAILED and self.on_failure is not None:
                     self.on_failure()
             finally:
@@ -300,6 +304,7 @@ class Run:
     def _remove_folders(self) -> None:
         if self._prints is not None:
             self._prints.stop()
+        self._shown_prompts += text_of_prompts(self._folders.memory)
         self._folders.remove()
 
 

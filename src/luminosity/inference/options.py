@@ -16,9 +16,18 @@ from luminosity.core import usable_cores
 from luminosity.errors import OptionError
 from luminosity.runner_options import ModelOptions
 
-__all__ = ["ModelCacheConfig", "cache_folder", "max_cost_of", "memory_budget_of", "processes_of", "threads_of"]
+__all__ = [
+    "ModelCacheConfig",
+    "cache_folder",
+    "max_cost_of",
+    "memory_budget_of",
+    "processes_of",
+    "shown_prompts_of",
+    "threads_of",
+]
 
 _DEFAULT_LIMIT = 50_000_000_000  # bytes; several large models
+_MOST_SHOWN_PROMPTS = 1000  # nobody reads more
 _LEAST_LIMIT = 1_000_000  # bytes; a smaller limit is most likely a missing unit
 _RUNNERS_IN_ONE_PROCESS = {"FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "BundleBasedDirectRunner"}
 """Unless their options start processes."""
@@ -112,6 +121,21 @@ def max_cost_of(options: PipelineOptions) -> float | None:
     if not 0 < cost < math.inf:
         raise OptionError(f"--max_cost={value}: expected a number above 0, such as 4.50")
     return cost
+
+
+def shown_prompts_of(options: PipelineOptions) -> int | None:
+    """Return the checked value of ``--show_prompts``, or None.
+
+    >>> shown_prompts_of(PipelineOptions(["--show_prompts=5"]))
+    5
+    """
+    value = options.view_as(ModelOptions).show_prompts
+    if value is None:
+        return None
+    number = int(value) if str(value).isdecimal() else 0
+    if not 1 <= number <= _MOST_SHOWN_PROMPTS:
+        raise OptionError(f"--show_prompts={value}: expected a whole number from 1 to {_MOST_SHOWN_PROMPTS:,}")
+    return number
 
 
 def processes_of(pipeline: beam.Pipeline) -> int | None:

@@ -251,6 +251,23 @@ class TestPipelines:
         assert found_counters[InferenceMetrics.REPEATED_PROMPTS] == 400
         assert found_counters[InferenceMetrics.REQUESTS] == 600
 
+    @pytest.mark.parametrize("runner_name", ["luminosity.LuminosityRunner"])
+    def test_the_budget_of_a_run_holds_in_the_process_of_all_workers(self, pipelines: Pipelines) -> None:
+        def costly(seen: Any) -> Any:
+            answer = said("good")
+            answer.body["usage"] = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+            return answer
+
+        with serving(costly) as server, pipelines("--cpu_workers=2", "--max_cost=0.01") as (pipeline, _):
+            handler = talker(server, prices=(10.0, 20.0), parameters={"max_tokens": 2})
+            rows = [{"text": f"nice {number}"} for number in range(300)]
+            step = RunInference(Prompt(handler, "{text}")).with_exception_handling()
+            _, failed = pipeline | beam.Create(rows) | beam.Reshuffle() | step
+            reasons = failed.failed_inferences | beam.Map(lambda letter: "--max_cost=0.01" in letter[1][1])
+            assert_that(reasons | beam.Distinct(), equal_to([True]))
+
+        assert 0 < len(server.seen) <= 83, "each costs 0.00012 at least"
+
 
 class TestRepeatedPrompts:
     def test_a_temperature_asks_each(self) -> None:

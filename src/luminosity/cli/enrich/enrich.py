@@ -103,7 +103,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=_SHOWN_ROWS,
         metavar="N",
-        help=f"print the first N rows of OUT at the end (default: {_SHOWN_ROWS})",
+        help=f"print the first N rows of OUT at the end, and N prompts with their answers (default: {_SHOWN_ROWS})",
     )
     parser.add_argument(
         "--if-exists",

@@ -113,6 +113,8 @@ def run(job: Job, flags: Sequence[str]) -> int:
     Raises :class:`RunFailed` if the run was stopped, or if no row is written.
     """
     began = time.monotonic()
+    if job.show is not None and any(each.option == "prompt" for each in job.requests):
+        flags = [*flags, f"--show_prompts={job.show}"]
     options = PipelineOptions(flags)
     with contextlib.ExitStack() as stack:
         if job.kept is not None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from apache_beam.ml.inference.base import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler, PredictionResult
 
+from luminosity._shared.shown_prompts import keep_prompt, prompts_wanted
 from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.inference.adapting.adapt import adapt, check_handler, without_functions
 from luminosity.inference.adapting.wrapping import WrappedHandler
@@ -27,6 +28,7 @@ from luminosity.inference.prompts.answers import AnswerType
 from luminosity.inference.prompts.asking import Answered, Asking, KnownAnswers, has_seed, is_sampled
 from luminosity.inference.prompts.examples import Examples, example_messages
 from luminosity.inference.prompts.kept import KeptTexts, TextsInCache, keeper_of, kept_texts
+from luminosity.inference.prompts.pictures import is_picture_type, picture_part
 from luminosity.inference.prompts.template import Messages, NullValue, Template, check_columns, check_type
 
 __all__ = ["Prompt", "PromptModel"]
@@ -74,6 +76,9 @@ class Prompt(WrappedHandler):
         nulls: "fail" makes a row fail if a column of the template is null in it; with "keep", its answer is null.
         explain: whether to add a sentence to the first message of the user that says which answers are allowed. The
             default is to do so, unless the examples show every choice.
+        pictures: the columns with pictures, as paths or bytes, which follow the text of the last message. Only servers
+            of chats take them.
+        max_picture_bytes: the largest picture that is sent; larger ones fail, as those do that can't be decoded.
         cache: a folder on each worker's disk that keeps the model's answers, so that no later run asks for them again.
         cache_limit: how much the folder may hold; then the answers that were not used for longest are removed.
     """
@@ -90,6 +95,8 @@ class Prompt(WrappedHandler):
         retries: int = 1,
         nulls: Literal["fail", "keep"] = "fail",
         explain: bool | None = None,
+        pictures: Sequence[str] = (),
+        max_picture_bytes: int = 20_000_000,
         cache: str | os.PathLike[str] | None = None,
         cache_limit: str | int = "10GB",
     ) -> None:
@@ -100,7 +107,9 @@ class Prompt(WrappedHandler):
         if nulls not in ("fail", "keep"):
             raise InvalidArgument(f"found nulls={nulls!r}, expected 'fail' or 'keep'")
         self._answers = AnswerType(returns)
-        self._template = Template(template, system)
+        self._pictures = _checked_pictures(pictures, max_picture_bytes, handler)
+        self._max_picture_bytes = max_picture_bytes
+        self._template = Template(template, system, has_pictures=bool(self._pictures))
         self._examples: Messages = []
         if examples is not None:
             self._examples = example_messages(examples, answer_column, self._template, self._answers)
@@ -126,8 +135,8 @@ class Prompt(WrappedHandler):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the template takes."""
-        return self._template.columns
+        """The columns that the prompt takes: those of the template, and those with pictures."""
+        return tuple(dict.fromkeys([*self._template.columns, *self._pictures]))
 
     @property
     def output_type(self) -> pa.DataType:  # type: ignore[override]
@@ -149,9 +158,17 @@ class Prompt(WrappedHandler):
             there = [field.name for field in kind]
             check_columns(self.columns, there)
             for name in self.columns:
-                check_type(name, kind.field(there.index(name)).type)
+                self._check_column(name, kind.field(there.index(name)).type)
         else:
-            check_type(self._only_column(kind), kind)
+            self._check_column(self._only_column(kind), kind)
+
+    def _check_column(self, name: str, kind: pa.DataType) -> None:
+        if name in self._template.columns:
+            check_type(name, kind)
+        elif not is_picture_type(kind):
+            raise InvalidType(
+                f"the prompt takes pictures of {name!r}, which holds {kind}, expected paths (text) or bytes (binary)"
+            )
 
     def prepare_key(self) -> None:
         """Return None: no other handler prepares rows with this template."""
@@ -213,7 +230,18 @@ class Prompt(WrappedHandler):
         found = [Answered()] * len(texts)
         for place, each in zip(asked, answered, strict=True):
             found[place] = each
+        self._keep_some(texts, found)
         return found
+
+    def _keep_some(self, texts: Sequence[str | None], found: Sequence[Answered]) -> None:
+        """Keep some prompts and answers for the end of the run, if the user wants to see them."""
+        kind = self._template.kind
+        some = [(text, each) for text, each in zip(texts, found, strict=True) if text is not None]
+        for text, each in some[: prompts_wanted(kind)]:
+            messages = cast("Messages", json.loads(text))
+            # Examples and the system's message are the same for all rows: what the user says comes last.
+            answer = str(each.value) if each.error is None else f"{type(each.error).__name__}: {each.error}"
+            keep_prompt(kind, _shown(messages[-1]["content"]), answer)
 
     def wait(self, outputs: Any) -> None:
         """Do nothing: ``predict`` has read the answers."""
@@ -258,8 +286,10 @@ class Prompt(WrappedHandler):
     def _chat_of(self, example: Any) -> Messages | None:
         """Return the messages for a row; None if a column is null and that is kept."""
         row = _row_of(example)
+        row = {self._only_column(example): example} if row is None else row
         try:
-            messages = self._template.messages({self._only_column(example): example} if row is None else row)
+            messages = self._template.messages(row)
+            pictures = self._pictures_of(row)
         except NullValue:
             if self.takes_nulls:
                 return None
@@ -267,7 +297,20 @@ class Prompt(WrappedHandler):
         if self._examples:
             before = [each for each in messages if each["role"] in ("system", "developer")]
             messages = [*before, *self._examples, *(each for each in messages if each not in before)]
-        return self._explained(messages)
+        messages = self._explained(messages)
+        if pictures:
+            last = messages[-1]
+            parts = [{"type": "text", "text": last["content"]}, *pictures]
+            messages = [*messages[:-1], {**last, "content": cast("Any", parts)}]
+        return messages
+
+    def _pictures_of(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the pictures of a row as parts of a message. Raises ``NullValue`` if one is null."""
+        check_columns(self._pictures, row)
+        for name in self._pictures:
+            if row[name] is None:
+                raise NullValue(f"the prompt takes a picture of {name!r}, which is null", fix="pass nulls='keep'")
+        return [picture_part(row[name], name, self._max_picture_bytes) for name in self._pictures]
 
     def _explained(self, messages: Messages) -> Messages:
         """Return the messages with the sentence about the answers at the end of the first one of the user."""
@@ -299,6 +342,31 @@ def _check_takes_chats(handler: ModelHandler[Any, Any, Any]) -> None:
             "with_postprocess_fn), which a Prompt can't run",
             fix="call with_preprocess_fn or with_postprocess_fn of the Prompt",
         )
+
+
+def _checked_pictures(columns: Sequence[str], most_bytes: int, handler: ModelHandler[Any, Any, Any]) -> tuple[str, ...]:
+    """Return the columns with pictures. Raises ``InvalidArgument`` if the handler takes none."""
+    if isinstance(columns, str):
+        raise InvalidArgument(f"found pictures={columns!r}, expected a list of columns", fix=f"pass [{columns!r}]")
+    if columns and not getattr(without_functions(handler), "takes_pictures", False):
+        raise InvalidArgument(
+            f"found pictures= for {type(without_functions(handler)).__name__}, which takes texts alone",
+            fix="use HttpModelHandler.chat and a server whose model sees",
+        )
+    if columns and most_bytes < 1:
+        raise InvalidArgument(f"found max_picture_bytes={most_bytes}, expected 1 or more")
+    return tuple(columns)
+
+
+def _shown(content: Any) -> str:
+    """Return the content of a message as a text.
+
+    >>> _shown([{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:..."}}])
+    'What is it? [picture]'
+    """
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", "[picture]") for part in cast("list[dict[str, str]]", content))
 
 
 def _check_keeps(handler: Handler[Any, Any, Any], arguments: Mapping[str, Any]) -> None:

@@ -76,13 +76,17 @@ class Template:
         system: the text of a message to put before all others.
     """
 
-    def __init__(self, template: str | Sequence[Mapping[str, str]], system: str | None = None) -> None:
+    def __init__(
+        self, template: str | Sequence[Mapping[str, str]], system: str | None = None, has_pictures: bool = False
+    ) -> None:
         given: list[Any] = [{"role": "user", "content": template}] if isinstance(template, str) else list(template)
         if system is not None:
             given.insert(0, {"role": "system", "content": system})
+        self.kind = repr(given)
+        """A text that is equal for equal templates, in all processes."""
         self._texts = [_message_of(each) for each in given]
         self.columns = tuple(dict.fromkeys(name for _, text in self._texts for name in text.columns))
-        if not self.columns:
+        if not self.columns and not has_pictures:
             raise InvalidArgument(
                 "found no column in the template, so every row would get the same prompt",
                 fix='write the name of a column in braces: "Classify: {text}"',

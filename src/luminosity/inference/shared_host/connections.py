@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from luminosity._shared.hangs import Wait, ask_for_stacks, is_stopped, read_stacks
@@ -16,6 +16,7 @@ from luminosity.inference.ipc.client import connect, last_output
 from luminosity.inference.ipc.folder import HostFolder
 from luminosity.inference.ipc.pickling import pack_error, unpack_error
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.run_settings import RunSettings
 from luminosity.inference.threads import variables_set_here
 
 __all__ = ["MOST_DEATHS", "HostConnections", "LaneSpec", "UnknownLane", "request", "respond"]
@@ -35,6 +36,7 @@ class LaneSpec:
     memory_budget: int | None
     threads: int | None
     model_cache: ModelCacheConfig
+    run: RunSettings = field(default_factory=RunSettings)
 
 
 def request(channel: Channel, name: str, *arguments: Any, timeout: float | None = None) -> Any:

@@ -22,6 +22,7 @@ from luminosity.inference.handler import Handler
 from luminosity.inference.host.interface import Ahead, BatchStats, LaneSettings, LoadStats, Outcome
 from luminosity.inference.ipc.channel import Channel, ConnectionClosed
 from luminosity.inference.options import ModelCacheConfig
+from luminosity.inference.run_settings import RunSettings
 from luminosity.inference.shared_host.connections import MOST_DEATHS, HostConnections, LaneSpec, UnknownLane, request
 
 __all__ = ["ProxyLane", "ProxySession", "SharedHostProxy", "shared_host_of"]
@@ -40,10 +41,15 @@ class SharedHostProxy:
     """Forwards the calls of all threads of this process to the shared host."""
 
     def __init__(
-        self, run_id: str, memory_budget: int | None, threads: int | None, model_cache: ModelCacheConfig
+        self,
+        run_id: str,
+        memory_budget: int | None,
+        threads: int | None,
+        model_cache: ModelCacheConfig,
+        run: RunSettings | None = None,
     ) -> None:
         self._connections = HostConnections(run_id)
-        self._spec_settings = memory_budget, threads, model_cache
+        self._spec_settings = memory_budget, threads, model_cache, run or RunSettings()
         self._lock = threading.Lock()
         """Protects ``_lanes``; held while a lane is entered or left, so that threads do it one after another."""
         self._lanes: dict[Hashable, tuple[ProxyLane, int]] = {}
@@ -104,7 +110,11 @@ _proxies: dict[tuple[int, str], SharedHostProxy] = {}
 
 
 def shared_host_of(
-    run_id: str, memory_budget: int | None, threads: int | None, model_cache: ModelCacheConfig
+    run_id: str,
+    memory_budget: int | None,
+    threads: int | None,
+    model_cache: ModelCacheConfig,
+    run: RunSettings | None = None,
 ) -> SharedHostProxy:
     """Return this process's proxy for the shared host of a run. A forked process gets a new one."""
     with _lock:
@@ -113,7 +123,7 @@ def shared_host_of(
             del _proxies[old]
         proxy = _proxies.get(key)
         if proxy is None:
-            proxy = _proxies[key] = SharedHostProxy(run_id, memory_budget, threads, model_cache)
+            proxy = _proxies[key] = SharedHostProxy(run_id, memory_budget, threads, model_cache, run)
         return proxy
 
 

@@ -70,6 +70,7 @@ class _ClientService:
         """Enter a lane, which the first client creates."""
         limit_threads(spec.threads)
         use_cache(spec.model_cache)
+        spec.run.use()
         handler, settings = pickler.loads(spec.pickled)
         handler.set_environment_vars()
         host = host_of(handler, spec.memory_budget)

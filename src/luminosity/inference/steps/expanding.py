@@ -18,8 +18,9 @@ from luminosity._shared.environment_hint import PYTHON_ENVIRONMENT
 from luminosity.core import ACCELERATORS, BUNDLES_PER_DEVICE, LOADS_MODELS, SORTS_ITS_BUNDLE
 from luminosity.errors import HandlerError, InvalidArgument
 from luminosity.inference.handler import Handler
-from luminosity.inference.options import ModelCacheConfig, max_cost_of, memory_budget_of, processes_of, threads_of
+from luminosity.inference.options import ModelCacheConfig, memory_budget_of, processes_of, threads_of
 from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.run_settings import RunSettings
 from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.pinning import annotate_versions
 
@@ -95,10 +96,10 @@ class ModelTransform(beam.PTransform[Any, Any]):
         """Complete the settings with the exception handling, and with the options and the runner of the pipeline."""
         pipeline: beam.Pipeline = values.pipeline
         options, handling = pipeline.options, self._handling
-        max_cost = max_cost_of(options)
-        if max_cost is not None:
+        run = RunSettings.of(options)
+        if run.max_cost is not None:
             for handler in handlers:
-                handler.check_run_budget(max_cost)
+                handler.check_run_budget(run.max_cost)
         if handling is not None:
             settings = replace(
                 settings,
@@ -113,8 +114,7 @@ class ModelTransform(beam.PTransform[Any, Any]):
             model_cache=ModelCacheConfig.of(options),
             threads=threads_of(options),
             memory_budget=memory_budget_of(options),
-            max_cost=max_cost,
-            checkpoint_dir=options.get_all_options().get("checkpoint_dir"),
+            run=run,
             workers=processes_of(pipeline),
             # All transforms of a pipeline share it: their models share the memory of one machine.
             run_id=_run_ids.setdefault(pipeline, uuid.uuid4().hex),

@@ -22,11 +22,10 @@ from luminosity._shared.text import shorten_repr
 from luminosity.inference.adapting.adapt import THE_MODEL
 from luminosity.inference.blocks import Block, size
 from luminosity.inference.files.local import use_cache
-from luminosity.inference.handlers.http.batch_journal import use_checkpoint
-from luminosity.inference.handlers.http.limits import use_run_budget
 from luminosity.inference.host.interface import Clock
 from luminosity.inference.options import ModelCacheConfig
 from luminosity.inference.registry.resolved import ResolvedModel
+from luminosity.inference.run_settings import RunSettings
 from luminosity.inference.steps.carried import Examples, as_list, carried
 from luminosity.inference.steps.versions import RegistryWatch, Watch
 from luminosity.inference.threads import limit_threads
@@ -79,10 +78,8 @@ class StepSettings:
     """The value of ``--model_memory_budget``, in bytes."""
     workers: int | None = None
     """How many processes of a machine run this step, if that is known when the pipeline is built."""
-    max_cost: float | None = None
-    """The value of ``--max_cost``."""
-    checkpoint_dir: str | None = None
-    """The value of ``--checkpoint_dir``."""
+    run: RunSettings = field(default_factory=RunSettings)
+    """Options that the shared host must know, too."""
     run_id: str = ""
     """Names the run; processes of one machine find their shared host by it."""
 
@@ -90,8 +87,7 @@ class StepSettings:
         """Limit the threads of this process and choose its model cache; call it before anything is computed."""
         limit_threads(self.threads)
         use_cache(self.model_cache)
-        use_run_budget(self.max_cost)
-        use_checkpoint(self.checkpoint_dir)
+        self.run.use()
 
 
 @dataclass(frozen=True)

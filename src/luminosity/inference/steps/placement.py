@@ -146,7 +146,8 @@ class Placement:
 
     def _shared_host(self) -> Host:
         settings = self._settings
-        return shared_host_of(_host_id(settings.run_id), settings.memory_budget, settings.threads, settings.model_cache)
+        limits = settings.memory_budget, settings.threads, settings.model_cache
+        return shared_host_of(_host_id(settings.run_id), *limits, settings.run)
 
 
 def _host_id(run_id: str) -> str:

@@ -249,6 +249,11 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         """What every request of a chat asks for, such as a temperature."""
         return self._protocol.parameters if isinstance(self._protocol, Chat) else {}
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether a message may have pictures."""
+        return isinstance(self._protocol, Chat)
+
     def with_answer_format(self, answer_format: AnswerFormat) -> HttpModelHandler:
         """Return a copy that asks the server for answers of this format, with ``response_format``.
 
