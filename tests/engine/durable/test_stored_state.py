@@ -62,9 +62,9 @@ class Keep(beam.DoFn):
         pickled: Any = _PICKLED,
         timer: Any = _END,
     ) -> None:
-        _, number = element
+        key, number = element
         if number >= _NUMBERS:
-            note(self._path)
+            note(self._path, key)
             return
         value.write(number)
         bag.add(f"number {number}")
@@ -91,7 +91,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _ = windows | "Orders" >> _Composite(seen)
 
     result = start(build, f"--checkpoint_dir={place / 'checkpoint'}", "--cpu_workers=1")
-    wait_until(lambda: len(notes(seen)) > 1)
+    wait_until(lambda: {*notes(seen)} == {"a", "b"})  # each key has its numbers in their order
     result.cancel()
     return place / "checkpoint"
 
