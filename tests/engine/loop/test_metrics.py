@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from apache_beam.metrics import monitoring_infos
 from apache_beam.metrics.cells import DistributionData, GaugeData
@@ -47,6 +48,27 @@ def test_what_is_read_is_not_changed_by_later_bundles() -> None:
     values = [info.SerializeToString() for info in before]
     metrics.add("s", of_a_bundle(2))
     assert [info.SerializeToString() for info in before] == values
+
+
+class Rows(dict[bytes, bytes]):
+    """The rows of a checkpoint with one stage."""
+
+    def put(self, owner: str, key: bytes, value: bytes) -> None:
+        self[key] = value
+
+
+def test_all_kinds_of_metrics_continue_after_a_restart() -> None:
+    metrics, rows = RunMetrics(), Rows()
+    saved: Any = rows
+    for number in (1, 3):  # labels are written with the first values
+        metrics.add("s", of_a_bundle(number))
+        metrics.save(saved, str)
+    again = RunMetrics()
+    again.restore("s", rows.items())
+    assert [info.payload for info in again.by_stage()["s"]] == [info.payload for info in metrics.by_stage()["s"]]
+    assert again.numbers("s", {"mine"})["Parse", "mine"] == {"words": 4, "open": 3}
+    again.add("s", of_a_bundle(2))
+    assert again.numbers("s", {"mine"})["Parse", "mine"] == {"words": 6, "open": 3}
 
 
 def resident_bytes() -> int:
