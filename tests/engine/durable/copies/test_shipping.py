@@ -64,6 +64,9 @@ class Copied:
         self._next_id = 1
 
     def ship(self) -> Shipper:
+        """Begin to ship, as a start does."""
+        if self.shipper is not None:
+            self.shipper.close(_LONGEST_S)
         self.shipper = Shipper(self.place, self.lease, self.folder, "f00", THIS_MACHINE, self._note)
         return self.shipper
 
@@ -263,6 +266,33 @@ def test_a_damaged_copy_is_refused(copied: Copied, tmp_path: Path, kind: str, da
     what = "the manifest" if (kind, damage) == ("manifest", "remove") else path.name
     with pytest.raises(CheckpointError, match=f"the copy in {folder} is damaged: {what}"):
         restored(copied.place, tmp_path / "fresh2")
+
+
+def test_a_copy_that_has_lost_its_end_is_refused_by_all_who_take_it(copied: Copied, tmp_path: Path) -> None:
+    ship = copied.ship()
+    copied.write(20)
+    assert ship.finish(_LONGEST_S)
+    copied.lease.close()
+    (tmp_path / "copy" / max(name for name in copied.place.names() if name.startswith("segment-"))).unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"is damaged: segment-.* is missing"):
+            find(copied.place, read_lease(copied.place))
+        Lease(copied.place, "f01", 60.0, THIS_MACHINE).close()
+
+
+def test_a_start_that_is_killed_right_after_its_first_base(copied: Copied, tmp_path: Path) -> None:
+    copied.write(20)
+    assert copied.ship().finish(_LONGEST_S)
+    copied.lease.close()
+    before = read_lease(copied.place)
+    copied.lease = Lease(copied.place, "f00", 60.0, THIS_MACHINE)
+    copied.write(5)
+    assert copied.ship().finish(_LONGEST_S)
+    after = read_lease(copied.place)
+    assert before is not None
+    assert after is not None
+    assert after.last == before.last, "expected no renewal yet"
+    assert restored(copied.place, tmp_path / "fresh") == everything(copied.folder)
 
 
 def test_writing_does_not_wait_for_the_copy(copied: Copied) -> None:

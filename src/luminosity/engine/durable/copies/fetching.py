@@ -58,7 +58,10 @@ def find(place: Place, lease: LeaseNote | None) -> Found | None:
             fix="restore it with the release that wrote it",
         )
     base = manifest.base
-    if last and (Writer.of_object(last) != writer or base_of(last) > base):
+    last_writer = Writer.of_object(last)
+    # A start that ended before it renewed its lease has left the last object of the start before.
+    is_older = last_writer is None or last_writer.epoch < writer.epoch
+    if not is_older and (last_writer != writer or base_of(last) > base):
         raise damaged(place.address, "the manifest", f"is missing, though {last} was written")
     for missing in {writer.part(base, part + 1) for part in range(manifest.parts)} - names:
         raise damaged(place.address, missing, "is missing")

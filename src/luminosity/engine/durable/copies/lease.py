@@ -72,10 +72,10 @@ class Lease:
         """
         self._place = place
         self._clock = world.clock
-        self._last = ""
         self._lost = ""
         self._closed = threading.Event()
         before = read_lease(place)
+        self._last = before.last if before is not None else ""  # until there is a base of this start
         self._note = LeaseNote(
             folder=folder,
             holder=f"process {os.getpid()} on {socket.gethostname()}",

@@ -112,6 +112,7 @@ class Shipper:
             self._is_urgent = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._has_ended or not self._has_work(), seconds)
+            self._is_urgent = False
             return not self._has_work()
 
     def close(self, seconds: float) -> None:
