@@ -21,6 +21,7 @@ from luminosity.engine.durable.copies.places import Place, place_at
 from luminosity.engine.durable.copies.shipper import Shipper
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.errors import CheckpointError, CopyError
+from tests.engine.durable.test_ends import wait_until
 
 _LONGEST_S = 60.0
 
