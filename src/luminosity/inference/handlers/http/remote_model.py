@@ -200,9 +200,9 @@ class RemoteModel:
 
         ``most_new`` is the most tokens that the answer may have. ``hedging`` sends one of the attempts twice at most.
         """
-        second = None if hedging is None else _Second(hedging, num_bytes=len(request.body or b""), most_new=most_new)
         ends, attempts, error = math.inf, 0, None
         num_bytes = len(request.body or b"") if self._protocol.counts_tokens else 0
+        second = None if hedging is None else _Second(hedging, num_bytes, most_new)
         name, since = uuid.uuid4().hex, time.monotonic()
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
