@@ -175,6 +175,7 @@ class InferenceMetrics:
     CUT_TEXTS: Final = "cut_texts"  # texts that end because the model may not write more tokens
     REQUESTS: Final = "server_requests"  # that were sent to a model's server, also again
     RETRIES: Final = "server_retries"  # requests that were sent again
+    HEDGES: Final = "server_hedges"  # requests that were sent a second time because their answer took long
     THROTTLED: Final = "server_throttled"  # responses that ask to send less: 429, or 503 with Retry-After
     RETRY_WAIT: Final = "server_wait_micro_secs"  # summed over retries: the wait before the request was sent again
     LIMIT_WAIT: Final = "limit_wait_micro_secs"  # summed over requests: the wait for limits that the user has set

@@ -82,7 +82,7 @@ def snapshot(number: int, seconds: float, elements: int = 100) -> Snapshot:
         "Embed/Model", inferences=elements, batches=4, useful_cost=75, padded_cost=100, compute_seconds=1.5
     )
     model = replace(model, loads=1, load_seconds=2.0, batch_p50_ms=250.0, batch_p99_ms=500.0, cut_texts=5)
-    model = replace(model, runs_on="server", requests=40, retries=6, throttled=4, retry_wait_seconds=1.25)
+    model = replace(model, runs_on="server", requests=40, retries=6, hedges=2, throttled=4, retry_wait_seconds=1.25)
     model = replace(
         model, prompt_tokens=900, new_tokens=300, cached_prompt_tokens=100, cost=0.5, limit_wait_seconds=2.0
     )

@@ -117,6 +117,12 @@ class InferenceView:
     )
     requests: int = 0  # this and the following: of a model on a server; all that were sent, also again
     retries: int = 0  # requests that were sent again
+    hedges: int = counter(
+        0,
+        "Requests that were sent a second time because their answer took long",
+        "model_hedged_requests",
+        exports_zero=False,
+    )
     throttled: int = 0  # responses that ask to send less
     retry_wait_seconds: float = 0.0  # summed over retries: the wait before the request was sent again
     limit_wait_seconds: float = counter(

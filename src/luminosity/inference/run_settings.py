@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from luminosity._shared.shown_prompts import use_shown_prompts
-from luminosity.inference.handlers.http.batch_journal import use_checkpoint
+from luminosity.inference.handlers.http.batches.journal import use_checkpoint
 from luminosity.inference.handlers.http.limits import use_run_budget
 from luminosity.inference.options import max_cost_of, shown_prompts_of
 

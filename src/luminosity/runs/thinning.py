@@ -42,6 +42,7 @@ _INFERENCE = frozenset(
     "retries",
     "runs_on",
     "throttled",
+    "hedges",
     "worker_seconds",
     "batch_p50_ms",
     "batch_p99_ms",

@@ -20,8 +20,9 @@ from luminosity import HttpModelHandler, Prompt, RunInference
 from luminosity.core import InferenceMetrics
 from luminosity.errors import BudgetReached, IncompleteAnswer, InvalidArgument, RemoteModelError
 from luminosity.inference.handler import noting
-from luminosity.inference.handlers.http import batch_journal, batch_model
-from luminosity.inference.handlers.http.batch_journal import BatchJournal
+from luminosity.inference.handlers.http.batches import journal as batch_journal
+from luminosity.inference.handlers.http.batches import model as batch_model
+from luminosity.inference.handlers.http.batches.journal import BatchJournal
 from tests.both_runners import Pipelines, counters
 from tests.both_runners import pipelines as pipelines
 from tests.both_runners import runner_name as runner_name

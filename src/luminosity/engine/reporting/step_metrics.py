@@ -96,6 +96,7 @@ def _view(step: str, counters: dict[str, int], worker_seconds: float, has_device
         cut_texts=count(InferenceMetrics.CUT_TEXTS),
         requests=count(InferenceMetrics.REQUESTS),
         retries=count(InferenceMetrics.RETRIES),
+        hedges=count(InferenceMetrics.HEDGES),
         throttled=count(InferenceMetrics.THROTTLED),
         retry_wait_seconds=seconds(InferenceMetrics.RETRY_WAIT),
         limit_wait_seconds=seconds(InferenceMetrics.LIMIT_WAIT),

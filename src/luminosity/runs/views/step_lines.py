@@ -120,6 +120,8 @@ def _of_model(view: InferenceView) -> list[str]:
     said: list[str] = []
     if view.retries:
         said.append(_retries(view))
+    if view.hedges:
+        said.append(f"{words.number(view.hedges)} of {words.number(view.requests)} requests hedged")
     if view.cut_texts:
         said.append(f"{words.number(view.cut_texts)} of {words.number(view.inferences)} texts cut at max_new_tokens")
     said += _tokens(view)

@@ -12,28 +12,24 @@ import numpy.typing as npt
 from apache_beam.ml.inference.base import PredictionResult
 from typing_extensions import Unpack
 
-from luminosity._shared.text import parse_duration
-from luminosity.core import InferenceMetrics
-from luminosity.errors import Fix, InvalidArgument, RemoteModelError
+from luminosity.errors import Fix, InvalidArgument
 from luminosity.inference.answer_cache import CacheSettings
 from luminosity.inference.answer_format import AnswerFormat
-from luminosity.inference.blocks import Block, join, rows
-from luminosity.inference.handler import Handler, HandlerOptions, PartlyFailed, note
-from luminosity.inference.handlers.http.batch_journal import folder_of_checkpoint
-from luminosity.inference.handlers.http.batch_model import MOST_REQUESTS, BatchAnswer, BatchModel
+from luminosity.inference.blocks import Block, join
+from luminosity.inference.handler import Handler, HandlerOptions
+from luminosity.inference.handlers.http.batches.answers import SHARE_OF_PRICE, check_window, values_of
+from luminosity.inference.handlers.http.batches.journal import folder_of_checkpoint
+from luminosity.inference.handlers.http.batches.model import MOST_REQUESTS, BatchAnswer, BatchModel
 from luminosity.inference.handlers.http.connection import Address, Connection
+from luminosity.inference.handlers.http.hedging import check_hedge
 from luminosity.inference.handlers.http.kserve import KServe
 from luminosity.inference.handlers.http.limits import RequestLimits
 from luminosity.inference.handlers.http.openai_client import Chat, Embeddings
 from luminosity.inference.handlers.http.protocol import HttpProtocol
 from luminosity.inference.handlers.http.remote_model import RemoteModel
-from luminosity.inference.handlers.http.retries import RetryableError, check_status
 from luminosity.inference.handlers.http.usage import GivenPrices, Prices
 
 __all__ = ["HttpModelHandler"]
-
-
-_SHARE_OF_PRICE = 0.5  # what servers take for requests in files
 
 
 class HttpOptions(HandlerOptions, total=False):
@@ -54,6 +50,7 @@ class HttpOptions(HandlerOptions, total=False):
     prices: GivenPrices
     cache: str | os.PathLike[str] | None
     cache_limit: str | int
+    hedge: float | None
 
 
 class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
@@ -86,6 +83,8 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             prices of models.
         cache: a folder on each worker's disk that keeps the answers, so that no later run asks for them again.
         cache_limit: how much the folder may hold; then the answers that were not used for longest are removed.
+        hedge: seconds without an answer after which a request is sent a second time, once at most; the answer that
+            comes first counts, and both are paid for. The default is never.
         options: those of Beam's ``ModelHandler``: ``max_batch_size``, ``max_batch_weight`` and so on.
     """
 
@@ -112,14 +111,18 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         prices: GivenPrices = None,
         cache: str | os.PathLike[str] | None = None,
         cache_limit: str | int = "10GB",
+        hedge: float | None = None,
         completion_window: str | None = None,
         **options: Unpack[HandlerOptions],
     ) -> None:
+        if hedge is not None:
+            check_hedge(hedge, timeout, completion_window)
+        self._hedge = hedge
         self._window = completion_window
         self._window_s = 0.0
         if completion_window is not None:
             limits = (requests_per_minute, tokens_per_minute)
-            self._window_s = _check_window(completion_window, protocol, any(each is not None for each in limits))
+            self._window_s = check_window(completion_window, protocol, any(each is not None for each in limits))
             most = options.get("max_batch_size") or MOST_REQUESTS
             options["max_batch_size"] = most
             options.setdefault("min_batch_size", most)
@@ -144,7 +147,7 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         self._protocol = protocol
         priced = Prices.of(prices, protocol.model)
         if priced is not None and completion_window is not None:
-            priced = priced.scaled(_SHARE_OF_PRICE)
+            priced = priced.scaled(SHARE_OF_PRICE)
         self._limits = RequestLimits(requests_per_minute, tokens_per_minute, max_total_tokens, max_cost, priced)
         self._cache = CacheSettings.of(cache, cache_limit)
         self._cache_limit = cache_limit
@@ -308,7 +311,7 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
     def load_model(self) -> Any:
         """Open a client for the server, and ask it about the model if the protocol needs that."""
         if self._window is None:
-            return RemoteModel(self._connection, self._protocol, self._limits, self._cache)
+            return RemoteModel(self._connection, self._protocol, self._limits, self._cache, self._hedge)
         cache = self._cache or CacheSettings.of(folder_of_checkpoint(), self._cache_limit)
         if cache is None:
             raise InvalidArgument(
@@ -347,55 +350,10 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
         """Return the predictions; those of the batch API are read here, and the errors of single ones returned."""
         if not (isinstance(outputs, list) and outputs and isinstance(outputs[0], BatchAnswer)):
             return outputs
-        values: list[Any] = []
-        errors: dict[int, Exception] = {}
-        for place, answer in enumerate(cast("list[BatchAnswer]", outputs)):
-            try:
-                values.append(self._read_answer(answer))
-            except RemoteModelError as error:
-                values.append(None)
-                errors[place] = error
-        return PartlyFailed(values, errors) if errors else values
-
-    def _read_answer(self, answer: BatchAnswer) -> Any:
-        response = answer.response
-        if answer.is_cached:
-            note(InferenceMetrics.CACHED_ANSWERS)
-        else:
-            note(InferenceMetrics.REQUESTS, answer.attempts)
-            if answer.attempts > 1:
-                note(InferenceMetrics.RETRIES, answer.attempts - 1)
-        try:
-            check_status(response)
-        except RetryableError as error:
-            raise RemoteModelError(f"{error}. Sent in {answer.attempts} batches.", may_pass=True) from error
-        usage = None if answer.is_cached else self._protocol.usage(response)
-        if usage is not None:
-            usage.note(self._limits.prices)
-        found = self._protocol.read(response, 1, None)
-        self._server_model_id = found.model_id or self._server_model_id
-        return rows(found.values)[0]
+        values, model_id = values_of(cast("list[BatchAnswer]", outputs), self._protocol, self._limits.prices)
+        self._server_model_id = model_id or self._server_model_id
+        return values
 
     def get_metrics_namespace(self) -> str:
         """Return the namespace for the metrics of model servers."""
         return "BeamML_HTTP"
-
-
-def _check_window(window: str, protocol: HttpProtocol, has_rates: bool) -> float:
-    """Return the seconds of a completion window. Raises ``InvalidArgument`` if requests can't go in files."""
-    seconds = parse_duration(window)
-    if seconds is None or seconds.total_seconds() <= 0:
-        raise InvalidArgument(
-            f"found completion_window={window!r}, expected a time that the server knows, such as '24h'"
-        )
-    if not isinstance(protocol, Chat) or protocol.is_stream:
-        raise InvalidArgument(
-            "found completion_window= for a server that is not asked for whole answers of chats",
-            fix="use HttpModelHandler.chat without stream=True",
-        )
-    if has_rates:
-        raise InvalidArgument(
-            "found completion_window= with requests_per_minute or tokens_per_minute, which don't count in files",
-            fix="leave them out; max_total_tokens and max_cost hold for files, too",
-        )
-    return seconds.total_seconds()

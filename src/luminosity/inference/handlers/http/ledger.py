@@ -118,6 +118,31 @@ class Ledger:
                 _of_runs[key] = cls(path)
             return _of_runs[key]
 
+    @classmethod
+    def in_folder(cls, folder: str) -> Ledger:
+        """Return the ledger in a folder that outlives runs. Its times are of this machine until it starts anew."""
+        path = os.path.join(folder, _FILE)
+        with _lock:
+            key = os.getpid(), path
+            if key not in _of_folders:
+                os.makedirs(folder, 0o700, exist_ok=True)
+                _of_folders[key] = cls(path)
+                _of_folders[key]._forget_other_boots()
+            return _of_folders[key]
+
+    def _forget_other_boots(self) -> None:
+        with self._turn():
+            self._run("CREATE TABLE IF NOT EXISTS boot (id TEXT)")
+            if self._run("SELECT id FROM boot").fetchone() != (boot := (_boot_id(),)):
+                for table in ("under_way", "ended", "places", "spent", "boot"):
+                    self._run(f"DELETE FROM {table}")
+                self._run("INSERT INTO boot VALUES (?)", *boot)
+
+    def give_back(self, number: int) -> None:
+        """End a reservation of which nothing was taken: no request was sent."""
+        with self._turn():
+            self._run("DELETE FROM under_way WHERE id = ?", number)
+
     def take(self, account: str, ask: Ask, most: Most) -> int | Wait | Refused:
         """Reserve what a request may take. Return the reservation's number, how long to wait, or why there is none."""
         with self._turn():
@@ -256,6 +281,16 @@ class Ledger:
             ) from error
 
 
+def _boot_id() -> str:
+    """Return what differs each time that the machine starts, when its clock begins anew."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:  # not on Linux: a file of another start is then taken for one of this
+        return ""
+
+
 _lock = threading.Lock()
-"""Protects ``_of_runs``."""
+"""Protects ``_of_runs`` and ``_of_folders``."""
 _of_runs: dict[tuple[int, str], Ledger] = {}
+_of_folders: dict[tuple[int, str], Ledger] = {}

@@ -90,8 +90,12 @@ def _check_limit(name: str, value: Any, is_cost: bool) -> None:
 class Limiter:
     """Lets a request go when the limits have room for all that it may take. Any number of threads may use it."""
 
-    def __init__(self, limits: RequestLimits, account: str, counts_tokens: bool) -> None:
-        """``account``: the endpoint and the model, for which all handlers of a run are counted together."""
+    def __init__(self, limits: RequestLimits, account: str, counts_tokens: bool, folder: str | None = None) -> None:
+        """Open the ledgers.
+
+        ``account`` is the endpoint and the model, for which all handlers of a run are counted together; for the limits
+        of a minute those of all runs with the same ``folder``, so that a run that starts again waits.
+        """
         self._limits = limits
         self._account = account
         run_budget = _run_budget["max_cost"]
@@ -103,15 +107,18 @@ class Limiter:
             )
         if run_budget is not None and counts_tokens:
             limits.check_run_budget(run_budget, account)
+        rates = limits.requests_per_minute, limits.tokens_per_minute
+        has_folder = folder is not None and rates != (None, None)
         self._most = Most(
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
+            *((None, None) if has_folder else rates),
             limits.window_s,
             limits.max_total_tokens,
             None if limits.max_cost is None else int(limits.max_cost * _NANOS),
             None if run_budget is None else int(run_budget * _NANOS),
         )
         self._ledger = Ledger.of_run() if names else None
+        self._most_of_minute = Most(*rates, limits.window_s)
+        self._of_minute = Ledger.in_folder(folder) if folder is not None and has_folder else None
         self._has_warned = False
 
     def claim(
@@ -127,12 +134,22 @@ class Limiter:
         usage = Usage(num_bytes, most_new)
         if self._ledger is None:
             return Claim(self, None, usage)
-        found = self._ledger.take(self._account, self._ask(usage, seconds, name, since), self._most)
+        ask = self._ask(usage, seconds, name, since)
+        found = self._ledger.take(self._account, ask, self._most)
         if isinstance(found, Refused):
             raise self._reached(found)
-        return found.seconds if isinstance(found, Wait) else Claim(self, found, usage)
+        if isinstance(found, Wait):
+            return found.seconds
+        if self._of_minute is None:
+            return Claim(self, found, usage)
+        of_minute = self._of_minute.take(self._account, ask, self._most_of_minute)
+        if isinstance(of_minute, int):
+            return Claim(self, found, usage, of_minute)
+        self._ledger.give_back(found)
+        assert isinstance(of_minute, Wait), "a minute has no budget"
+        return of_minute.seconds
 
-    def settle(self, number: int | None, usage: Usage) -> None:
+    def settle(self, number: int | None, usage: Usage, of_minute: int | None = None) -> None:
         """End a reservation with what the request has taken. If it can't be ended, it counts in full, with a warning.
 
         The answer that the request got is paid for, and must not be lost.
@@ -141,6 +158,8 @@ class Limiter:
             return
         try:
             self._ledger.settle(number, usage.tokens, self._nanos(usage), self._limits.window_s)
+            if self._of_minute is not None and of_minute is not None:
+                self._of_minute.settle(of_minute, usage.tokens, 0, self._limits.window_s)
         except RemoteModelError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -184,9 +203,10 @@ class Limiter:
 class Claim:
     """What one attempt of a request may take. Counts as taken in full unless it is settled."""
 
-    def __init__(self, limiter: Limiter, number: int | None, most: Usage) -> None:
+    def __init__(self, limiter: Limiter, number: int | None, most: Usage, of_minute: int | None = None) -> None:
         self._limiter = limiter
         self._number = number
+        self._of_minute = of_minute
         self.most = most
         self._is_settled = False
 
@@ -201,7 +221,7 @@ class Claim:
     def _settle(self, usage: Usage) -> None:
         if not self._is_settled:
             self._is_settled = True
-            self._limiter.settle(self._number, usage)
+            self._limiter.settle(self._number, usage, self._of_minute)
 
     def __enter__(self) -> Claim:
         return self

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
 import random
 import time
 import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from luminosity.inference.handlers.first_token import note_first_token
 from luminosity.inference.handlers.http.connection import Connection, exchange
 from luminosity.inference.handlers.http.event_stream import is_event_stream, whole_answer
 from luminosity.inference.handlers.http.gate import Permit, shared_gate
+from luminosity.inference.handlers.http.hedging import Hedging
 from luminosity.inference.handlers.http.limits import Claim, Limiter, RequestLimits
 from luminosity.inference.handlers.http.protocol import HttpProtocol, Predictions, Request, Response
 from luminosity.inference.handlers.http.retries import CircuitBreaker, RetryableError, check_status, delay
@@ -42,7 +45,9 @@ class RemoteModel:
         protocol: HttpProtocol,
         limits: RequestLimits,
         cache: CacheSettings | None = None,
+        hedge: float | None = None,
     ) -> None:
+        """``hedge``: seconds without an answer until a request is sent a second time; None for never."""
         self._connection = connection
         self._protocol = protocol
         self._key = connection.key()
@@ -50,13 +55,14 @@ class RemoteModel:
         endpoint = f"{connection.address.shown()} {protocol.model}"
         self._gate = shared_gate(endpoint, connection.concurrency)
         self._limits = limits
-        self._limiter = Limiter(limits, endpoint, protocol.counts_tokens)
+        self._limiter = Limiter(limits, endpoint, protocol.counts_tokens, None if cache is None else cache.folder)
         self._breaker = CircuitBreaker(time.monotonic)
         self._random = random.Random()
         self._warn_after = 0.0
         self._cache_settings = cache
         if cache is not None:
             open_cache(cache)  # whether it can be used shows before the first request
+        self._hedging = None if hedge is None else Hedging(hedge, connection.concurrency)
         self._facts = protocol.load_facts(self.send)
         self._breaker = CircuitBreaker(time.monotonic)  # forget failures of requests that the protocol can do without
 
@@ -176,7 +182,7 @@ class RemoteModel:
     def _ask(self, request: Request, arguments: dict[str, Any]) -> Response:
         most_new = self._protocol.most_new_tokens(arguments)
         self._limits.check_tokens(self._protocol.counts_tokens, most_new)
-        return self.send(request, most_new or 0)
+        return self.send(request, most_new or 0, self._hedging)
 
     def _read(self, response: Response, count: int) -> Predictions:
         try:
@@ -189,13 +195,14 @@ class RemoteModel:
         self._breaker.succeeded()
         return predictions
 
-    def send(self, request: Request, most_new: int = 0) -> Response:
+    def send(self, request: Request, most_new: int = 0, hedging: Hedging | None = None) -> Response:
         """Send a request and retry it until its deadline. Waits for the first permit, and for limits, do not count.
 
-        ``most_new`` is the most tokens that the answer may have.
+        ``most_new`` is the most tokens that the answer may have. ``hedging`` sends one of the attempts twice at most.
         """
         ends, attempts, error = math.inf, 0, None
         num_bytes = len(request.body or b"") if self._protocol.counts_tokens else 0
+        second = None if hedging is None else _Second(hedging, num_bytes, most_new)
         name, since = uuid.uuid4().hex, time.monotonic()
         while permit := self._gate.enter(ends - time.monotonic()):
             with permit:
@@ -203,7 +210,7 @@ class RemoteModel:
                 claim = self._limiter.claim(num_bytes, most_new, self._connection.timeout, name, since)
                 if isinstance(claim, Claim):
                     ends = min(ends, time.monotonic() + self._connection.deadline)
-                    outcome = self._attempt(request, permit, ends, claim, is_again=attempts > 0)
+                    outcome = self._attempt(request, permit, ends, claim, attempts > 0, second)
                     if isinstance(outcome, Response):
                         return outcome
                     attempts, error, since = attempts + 1, outcome, time.monotonic()
@@ -237,26 +244,28 @@ class RemoteModel:
             _LOGGER.warning("%s. Requests are retried until their deadline of %g seconds.", error, deadline)
 
     def _attempt(
-        self, request: Request, permit: Permit, ends: float, claim: Claim, is_again: bool
+        self, request: Request, permit: Permit, ends: float, claim: Claim, is_again: bool, second: _Second | None
     ) -> Response | RetryableError:
         note(InferenceMetrics.REQUESTS)
         if is_again:
             note(InferenceMetrics.RETRIES)
         seconds = min(self._connection.timeout, max(ends - time.monotonic(), 0.001))
-        with claim:
+        with contextlib.ExitStack() as claims:
+            claims.enter_context(claim)
             try:
-                response = exchange(self._client, request, self._connection, self._key, seconds)
+                response = self._exchanged(request, seconds, second, claims)
                 if request.is_stream and is_event_stream(response):
                     response = whole_answer(response)
                     if response.first_token_s is not None:
                         note_first_token(response.first_token_s)
-                self._count(response, claim)
+                for each in [claim, *(second.claims if second else ())]:
+                    self._count(response, each)
                 if response.status >= 500:
                     permit.overloaded()
                 check_status(response)
             except RetryableError as error:
                 if not error.may_cost:
-                    claim.took_nothing()
+                    claim.took_nothing()  # a second one counts as if it had been answered
                 permit.overloaded()
                 return error
             except EndpointError as error:
@@ -266,6 +275,35 @@ class RemoteModel:
                 raise
         permit.answered()
         return response
+
+    def _exchanged(
+        self, request: Request, seconds: float, second: _Second | None, claims: contextlib.ExitStack
+    ) -> Response:
+        """Send a request, and a second time if it takes long, but only once for all attempts, and within the limits."""
+
+        def ask() -> Response:
+            return exchange(self._client, request, self._connection, self._key, seconds)
+
+        def may_ask_again() -> bool:
+            assert second is not None
+            try:
+                claim = self._limiter.claim(second.num_bytes, second.most_new, seconds)
+            except RemoteModelError:  # the budget has no room for a second one
+                return False
+            if not isinstance(claim, Claim):
+                return False
+            claims.enter_context(claim)
+            second.claims.append(claim)
+            second.was_sent = True
+            note(InferenceMetrics.REQUESTS)
+            note(InferenceMetrics.HEDGES)
+            return True
+
+        if second is not None:
+            second.claims.clear()
+        if second is None or second.was_sent or seconds <= second.hedging.after_s:
+            return ask()
+        return second.hedging.first(ask, may_ask_again)
 
     def _count(self, response: Response, claim: Claim) -> None:
         """Count the tokens of an answer, also of one that is refused later: it was paid for, too."""
@@ -285,3 +323,15 @@ class RemoteModel:
         often = "once" if attempts == 1 else f"{attempts} times"
         message = f"{error}. Tried {often} within deadline={self._connection.deadline:g} seconds.{requested}"
         return self._breaker.gave_up(message, error.by_examples, began)
+
+
+@dataclass
+class _Second:
+    """What is known about the second sending of a request."""
+
+    hedging: Hedging
+    num_bytes: int
+    most_new: int
+    was_sent: bool = False
+    claims: list[Claim] = field(default_factory=list[Claim])
+    """Of the second sending in the attempt that is under way."""

@@ -49,6 +49,7 @@ function troubleOf(view) {
     const wait = duration((view.retry_wait_seconds ?? 0) / view.retries);
     said.push(`${count(view.retries)} of ${count(view.requests)} requests were sent again, after ${wait} on average; the server asked ${count(view.throttled ?? 0)} times to send less.`);
   }
+  if (view.hedges) said.push(`${count(view.hedges)} of ${count(view.requests)} requests were sent a second time, because their answer took long.`);
   if (view.cut_texts) said.push(`${count(view.cut_texts)} of ${count(view.inferences)} texts are cut at max_new_tokens.`);
   return said.join(" ");
 }

@@ -13,8 +13,8 @@ from typing import Any
 
 from luminosity.errors import EndpointError, IncompleteAnswer, LuminosityError, RemoteModelError
 from luminosity.inference.answer_cache import CacheSettings, open_cache
-from luminosity.inference.handlers.http.batch_api import BatchApi, Line, line_of
-from luminosity.inference.handlers.http.batch_journal import BatchJournal
+from luminosity.inference.handlers.http.batches.api import BatchApi, Line, line_of
+from luminosity.inference.handlers.http.batches.journal import BatchJournal
 from luminosity.inference.handlers.http.limits import Claim
 from luminosity.inference.handlers.http.protocol import Request, Response
 from luminosity.inference.handlers.http.remote_model import RemoteModel
