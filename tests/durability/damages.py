@@ -128,8 +128,9 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a folder that have something in them."""
+    """Return the files of a folder that have something in them, but those of kept states."""
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock"]
+    found = [path for path in found if "kept" not in path.parts]
     return [path for path in found if path.stat().st_size]
 
 

@@ -97,11 +97,16 @@ def version_of(rows: sqlite3.Connection, database: str) -> int | None:
     """Return the version of the tables in a database, whichever it is; None if the database is empty."""
     if not rows.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         return None
-    found = rows.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+    columns = {str(name) for _, name, *_ in rows.execute("PRAGMA table_info(meta)")}
+    checksum = "sum" if "sum" in columns else "NULL"  # older versions have none
+    found = rows.execute(f"SELECT value, {checksum} FROM meta WHERE key = 'version'").fetchone()
     try:
-        return int(found[0])
+        value, checksum = found
+        if checksum is None or _meta_sum("version", value) == checksum:
+            return int(value)
     except (TypeError, ValueError):
-        raise damaged(database, "has no version that can be read", "everything of the run") from None
+        pass
+    raise damaged(database, "has no version that can be read", "everything of the run")
 
 
 def row_sums(rows: Iterable[tuple[str, bytes, bytes]]) -> Iterator[tuple[str, bytes, bytes, int]]:
