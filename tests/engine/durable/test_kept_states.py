@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from luminosity.cli.main import main
+from luminosity.engine.durable.inspection import inspect
 from luminosity.engine.durable.store import CheckpointFolder, StoredContent, Transaction
 from luminosity.engine.durable.upkeep.kept_states import KeptStates
 from luminosity.errors import CheckpointDamaged
@@ -54,6 +57,36 @@ def test_no_more_states_are_kept_than_asked_for_and_files_are_links(folder: Path
     assert [state.name for state in states] == ["000000000002", "000000000003"]
     assert os.path.samefile(folder / "blocks" / "1" / "3", states[1] / "blocks" / "1" / "3")
     assert main(["checkpoint", str(folder), "--check"]) == 0
+
+
+def test_readers_of_other_processes_leave_the_log_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    made = opened(path)
+    try:
+        for number in range(1, 4):
+            write(made, number)
+            made.keep_state()
+            inspect(str(path))
+            # Without the locks of this process, the last reader that closes the database takes its log away.
+            seen = subprocess.run([sys.executable, "-c", _READER, str(path / "checkpoint.sqlite")], timeout=60)
+            assert seen.returncode == 0
+            write(made, 10 + number)
+            assert (path / "checkpoint.sqlite-wal").exists()
+            assert number_in_other_process(path) == 10 + number
+    finally:
+        made.close()
+
+
+_READER = """
+import contextlib, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1])) as rows:
+    print(rows.execute("SELECT value FROM rows WHERE owner = 'a'").fetchone()[0].decode())
+"""
+
+
+def number_in_other_process(path: Path) -> int:
+    command = [sys.executable, "-c", _READER, str(path / "checkpoint.sqlite")]
+    return int(subprocess.run(command, timeout=60, capture_output=True, text=True, check=True).stdout)
 
 
 def test_none_is_kept_before_the_time(tmp_path: Path) -> None:

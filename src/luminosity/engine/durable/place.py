@@ -18,6 +18,7 @@ __all__ = [
     "COPY_NOTE",
     "DATABASE",
     "LOCK",
+    "OPEN_HERE",
     "SPOOL",
     "check_database",
     "check_names",
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 DATABASE = "checkpoint.sqlite"
+# The databases that this process has open. It must not read their files past SQLite: closing a file gives up all locks
+# that the process has of it, and the next reader elsewhere takes the log away as if nobody used it.
+OPEN_HERE: set[str] = set()
 LOCK = "lock"
 COPY_NOTE = "copy.json"  # about the copy of the checkpoint, if there is one
 SPOOL = "copying"  # what is on its way to the copy
@@ -58,6 +62,8 @@ def check_database(path: str) -> None:
     Call it before SQLite opens the database, which may change files.
     """
     database = os.path.join(path, DATABASE)
+    if os.path.realpath(database) in OPEN_HERE:
+        return
     try:
         with open(database, "rb") as file:
             header = file.read(_HEADER_BYTES)

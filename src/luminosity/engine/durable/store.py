@@ -19,7 +19,7 @@ from luminosity._shared.shared_files import try_lock, who_else_writes
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.world import THIS_MACHINE, Clock
 from luminosity.engine.durable import tables
-from luminosity.engine.durable.place import DATABASE, LOCK, check_database, check_names, holder_of
+from luminosity.engine.durable.place import DATABASE, LOCK, OPEN_HERE, check_database, check_names, holder_of
 from luminosity.engine.durable.synced_log import MARK, SyncedLog, sync_files
 from luminosity.engine.durable.tables import BLOCKS, FILES, KEPT, NUMBER, VERSION, StoredContent
 from luminosity.engine.durable.upkeep.kept_states import KeptStates
@@ -107,6 +107,8 @@ class CheckpointFolder:
                 self._synced_log = SyncedLog(self._database)
             with contextlib.ExitStack() as on_error:
                 on_error.callback(self._synced_log.close)
+                OPEN_HERE.add(opened := os.path.realpath(self._database))
+                on_error.callback(OPEN_HERE.discard, opened)
                 self._rows = self._connect(on_error)
                 on_error.pop_all()
             self._inode = os.stat(self._database).st_ino
@@ -344,6 +346,7 @@ class CheckpointFolder:
             self.sync()
             self._write_back()
         self._rows.close()
+        OPEN_HERE.discard(os.path.realpath(self._database))
         self._synced_log.close()
         os.ftruncate(self._lock, 0)
         os.close(self._lock)

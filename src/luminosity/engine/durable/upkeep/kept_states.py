@@ -97,7 +97,7 @@ class KeptStates:
         os.makedirs(new, mode=0o700)
         try:
             copy = os.path.join(new, DATABASE)
-            shutil.copyfile(database, copy)
+            _copy(rows, copy)
             with _unchanged(copy) as state:
                 for problem in tables.damage_of_rows(state, database, 0):
                     raise problem
@@ -165,6 +165,18 @@ def _states(folder: str) -> list[tuple[str, float]]:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path, os.stat(path).st_mtime))
     return found
+
+
+def _copy(rows: sqlite3.Connection, target: str) -> None:
+    """Copy a database that this process has open.
+
+    SQLite must do it: if any code of the process opens and closes the file, the process loses its locks of it, and the
+    next reader takes the log away as if nobody used it.
+    """
+    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+        copy.execute("PRAGMA synchronous = OFF")  # the caller syncs it
+        rows.backup(copy)
+    os.chmod(target, 0o600)
 
 
 @contextlib.contextmanager
