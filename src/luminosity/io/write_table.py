@@ -164,7 +164,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         published: Any = identity.stable(named) | "Finish" >> publish
         if not isinstance(table.windowing.windowfn, GlobalWindows):
             names = written | "Names" >> beam.Map(lambda file: file.path).with_output_types(str)
-            _ = (names, published) | "CleanUp" >> RemoveDropped(table.windowing.allowed_lateness)
+            _ = (names, published) | "CleanUp" >> RemoveDropped(
+                table.windowing.allowed_lateness, is_durable=identity.run is not None
+            )
         return published
 
     def annotations(self) -> dict[str, Any]:

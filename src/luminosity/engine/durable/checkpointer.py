@@ -28,6 +28,8 @@ __all__ = ["FROM_UPSTREAM", "Checkpointer", "SavedParts", "inlined"]
 FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
 
 _STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
+_LOOK_S = 0.1  # between two looks at the copy: finalization is for what others see later
+_LONGEST_WAIT_S = 10.0  # of the end of a run for a copy that can't be written
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
 _LONGEST_PAUSE_S = 10.0  # but no longer than this: a kill repeats what was done since, and later changes cost as much
 
@@ -44,6 +46,15 @@ class SavedParts:
     metrics: RunMetrics
     check_memory: Callable[[], None]  # spills data if there is more than memory has room for
     world: World
+
+
+@dataclass
+class _Unfinalized:
+    """Attempts that are finalized once their checkpoint can't be lost any more."""
+
+    number: int  # of the checkpoint
+    attempts: list[Attempt]
+    written_at: float | None = None
 
 
 class Checkpointer:
@@ -84,7 +95,8 @@ class Checkpointer:
         self._written = self._synced = 0  # the numbers of the last checkpoints that were written, and are on the disk
         self._awaited: dict[str, int] = {}  # by stage: the checkpoint with which its side inputs are saved
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
-        self._saved_attempts: list[tuple[int, list[Attempt]]] = []  # to be finalized once this checkpoint is synced
+        self._saved_attempts: list[_Unfinalized] = []
+        self._look_at = 0.0  # when to look whether the copy has more of their checkpoints
         self._removals: list[Removal] = []
         for stage in parts.stages:
             for shard in stage.shards:
@@ -116,6 +128,9 @@ class Checkpointer:
         if self._copy is not None:
             self._copy.check()
             self.progress.copy_lag_s = self._copy.lag_s
+            if self._saved_attempts and self._notify is not None and now >= self._look_at:
+                self._look_at = now + _LOOK_S
+                self._notify(CheckpointWritten(self._written, self._synced))
         if self._writer.is_busy or now < self.next_due():
             return
         before = self._clock.thread_time()
@@ -138,6 +153,8 @@ class Checkpointer:
 
     def has_unsaved(self) -> bool:
         """Return whether attempts wait for their finalization."""
+        if self._copy is not None and self._copy.lag_s > _LONGEST_WAIT_S:
+            return bool(self._unsaved) or any(each.number > self._synced for each in self._saved_attempts)
         return bool(self._unsaved or self._saved_attempts)
 
     def written(self, message: CheckpointWritten) -> list[Attempt]:
@@ -160,11 +177,22 @@ class Checkpointer:
                 waiting.append(removal)
         self._removals = waiting
         finalizable: list[Attempt] = []
-        while self._saved_attempts and self._saved_attempts[0][0] <= message.synced:
-            finalizable += self._saved_attempts.pop(0)[1]
+        for each in self._saved_attempts:
+            if each.written_at is None and each.number <= self._written:
+                each.written_at = self._clock.monotonic()
+        safe_until = self._clock.monotonic()
+        if self._copy is not None:
+            safe_until -= self._copy.lag_s
+        while self._saved_attempts and self._is_safe(self._saved_attempts[0], safe_until):
+            finalizable += self._saved_attempts.pop(0).attempts
         if message.error is not None:
             raise message.error
         return finalizable
+
+    def _is_safe(self, waiting: _Unfinalized, safe_until: float) -> bool:
+        """Return whether no loss of power, or of the machine if there is a copy, takes a checkpoint away."""
+        at = waiting.written_at
+        return waiting.number <= self._synced and at is not None and at <= safe_until
 
     def before_end(self, state: str) -> None:
         """Save everything with the final state, and wait until it is on the disk."""
@@ -216,7 +244,7 @@ class Checkpointer:
             return
         changes.meta["saved_at"] = f"{self._clock.time():.3f}"
         if self._unsaved:
-            self._saved_attempts.append((changes.number, self._unsaved))
+            self._saved_attempts.append(_Unfinalized(changes.number, self._unsaved))
             self._unsaved = []
         self._submitted = changes.number, began_at
         self._writer.submit(changes)

@@ -225,11 +225,13 @@ def write_staged(
     done = (
         committed
         | "Once" >> beam.Reshuffle()  # Files stay until the rows are committed: the step before may be retried.
-        | "CleanUp" >> beam.FlatMap(_remove_files).with_output_types(output)
+        | "CleanUp" >> beam.ParDo(_Remove() if identity.run is None else _RemoveLater()).with_output_types(output)
     )
     if not rows.is_bounded and not isinstance(windowing.windowfn, GlobalWindows):
         names = staged | "Names" >> beam.Map(lambda file: file[0]).with_output_types(str)
-        _ = (names, done) | "CleanUpLate" >> RemoveDropped(windowing.allowed_lateness)
+        _ = (names, done) | "CleanUpLate" >> RemoveDropped(
+            windowing.allowed_lateness, is_durable=identity.run is not None
+        )
     return done
 
 
@@ -262,11 +264,37 @@ class _PaneWriter(PaneCommitter):
         return [(outputs, [*(file for file, _ in content), *notes])], keys
 
 
-def _remove_files(done: tuple[list[Any], list[str]]) -> list[Any]:
-    outputs, paths = done
+class _Remove(beam.DoFn):
+    """Removes the files of rows that are committed, and emits the outputs."""
+
+    def process(self, element: tuple[list[Any], list[str]]) -> list[Any]:
+        """Remove the files."""
+        outputs, paths = element
+        _remove(paths)
+        return outputs
+
+
+class _RemoveLater(beam.DoFn):
+    """The same, but only once no loss of the machine can take back that the rows are committed.
+
+    Otherwise a run that goes on from before the commit would look for its files. Those of a worker that is killed in
+    between stay until the run ends.
+    """
+
+    def process(
+        self,
+        element: tuple[list[Any], list[str]],
+        finalizer: Any = beam.DoFn.BundleFinalizerParam,
+    ) -> list[Any]:
+        """Remove the files later."""
+        outputs, paths = element
+        finalizer.register(functools.partial(_remove, paths))
+        return outputs
+
+
+def _remove(paths: Sequence[str]) -> None:
     if there := [path for path in paths if FileSystems.exists(path)]:
         FileSystems.delete(there)
-    return outputs
 
 
 def _make(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -159,9 +160,14 @@ class RemoveDropped(beam.PTransform[Any, Any]):
     watermark of the second tells when no pane of a window is on its way.
     """
 
-    def __init__(self, lateness: Any) -> None:
+    def __init__(self, lateness: Any, *, is_durable: bool) -> None:
+        """Remove files once their windows have expired by ``lateness``.
+
+        With ``is_durable``, they go once the checkpoint can't be lost: a run that goes on from before it needs them.
+        """
         super().__init__()
         self._lateness = lateness
+        self._is_durable = is_durable
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Remember each file until its window has expired, and remove it if it is still there."""
@@ -172,7 +178,10 @@ class RemoveDropped(beam.PTransform[Any, Any]):
             by_expiry | "GlobalFiles" >> beam.WindowInto(GlobalWindows()),
             nothing | "GlobalNothing" >> beam.WindowInto(GlobalWindows()),
         )
-        return both | "Flatten" >> beam.Flatten() | "Remove" >> beam.ParDo(_RemoveAtExpiry())
+        expired = both | "Flatten" >> beam.Flatten() | "Expire" >> beam.ParDo(_Expire()).with_output_types(str)
+        return expired | "Remove" >> (
+            beam.ParDo(_RemoveLater()) if self._is_durable else beam.Map(filesystem.remove_file)
+        )
 
 
 class _ByExpiry(beam.DoFn):
@@ -188,14 +197,18 @@ _REMOVE_SPEC = TimerSpec("remove", TimeDomain.WATERMARK)
 _REMOVE = beam.DoFn.TimerParam(_REMOVE_SPEC)
 
 
-class _RemoveAtExpiry(beam.DoFn):
+class _Expire(beam.DoFn):
     def process(self, element: tuple[str, str], paths: Any = _PATHS, remove: Any = _REMOVE) -> None:
         expiry, path = element
         paths.add(path)
         remove.set(Timestamp(micros=int(expiry)))
 
     @on_timer(_REMOVE_SPEC)
-    def remove_files(self, paths: Any = _PATHS) -> None:
-        for path in paths.read():
-            filesystem.remove_file(path)
+    def expire(self, paths: Any = _PATHS) -> Iterator[str]:
+        yield from list(paths.read())
         paths.clear()
+
+
+class _RemoveLater(beam.DoFn):
+    def process(self, element: str, finalizer: Any = beam.DoFn.BundleFinalizerParam) -> None:
+        finalizer.register(partial(filesystem.remove_file, element))
