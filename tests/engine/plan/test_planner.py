@@ -57,17 +57,20 @@ def test_a_reshuffle_is_a_queue() -> None:
 
 def test_what_leads_to_a_patient_reshuffle_alone_is_in_no_hurry() -> None:
     def build(pipeline: beam.Pipeline) -> None:
-        keyed = pipeline | beam.Create([(1, 1)]) | "A" >> beam.Map(lambda pair: pair)
+        keyed = pipeline | beam.Create([(1, 1)]) | "Uphill" >> beam.Map(lambda pair: pair)
         patient = keyed | "Patient" >> beam.ParDo(Stateful()) | AT_INTERVALS >> beam.Reshuffle()
-        _ = patient | "B" >> beam.Map(id)
-        keyed = pipeline | "Others" >> beam.Create([(1, 1)]) | "C" >> beam.Map(lambda pair: pair)
+        _ = patient | "Behind" >> beam.Map(id)
+        keyed = pipeline | "Others" >> beam.Create([(1, 1)]) | "Beside" >> beam.Map(lambda pair: pair)
         soon = keyed | "Soon" >> beam.ParDo(Stateful()) | beam.Reshuffle()
         both = {"soon": soon, "late": soon | "D" >> beam.Map(id) | f"Last/{AT_INTERVALS}" >> beam.Reshuffle()}
         _ = [each | f"End {name}" >> beam.Map(id) for name, each in both.items()]
 
     graph = planned(build)
-    names = {name: graph.waits_at_intervals(stage_with(graph, name)) for name in ("A", "Patient", "B", "C", "Soon")}
-    assert names == {"A": True, "Patient": True, "B": False, "C": False, "Soon": False}
+    names = {
+        name: graph.waits_at_intervals(stage_with(graph, name))
+        for name in ("Uphill", "Patient", "Behind", "Beside", "Soon")
+    }
+    assert names == {"Uphill": True, "Patient": True, "Behind": False, "Beside": False, "Soon": False}
     assert sum(buffer.is_patient for buffer in graph.buffers.values()) == 2
 
 
