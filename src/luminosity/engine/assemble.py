@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = ["assemble"]
 
+_PART_OF_INTERVAL = 0.25  # of checkpoints: how long bundles are whose output waits for the next one
+_LONGEST_UNHURRIED_S = 0.25  # longer ones would save little
 _THREADS = "model_threads"  # an option for steps with models: their workers set this number after the fork
 _NO_CACHED_ARGUMENTS = "disable_global_windowed_args_caching"  # an experiment of Beam's
 
@@ -120,6 +122,10 @@ def assemble(
     if checkpoint is not None:
         saved = SavedParts(stages, buffers, running, data.blocks, data.state, metrics, spill_policy.check, world)
         hook = checkpoint.attach(config.checkpoint_interval, saved)
+        seconds = min(_LONGEST_UNHURRIED_S, _PART_OF_INTERVAL * (config.checkpoint_interval or 0.0))
+        for stage in stages:
+            if graph.waits_at_intervals(stage.plan):
+                stage.size.no_hurry(seconds)
     failures = _failures(data, config, buffers)
     _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.
@@ -208,7 +214,7 @@ def _buffers(
             spill_policy.groupings.append(grouping)
         buffers[buffer.id] = BufferRun(grouping, data.queue_limit, spill_policy, data.clock, live, buffer.step)
         if is_durable and buffer.is_stable:
-            buffers[buffer.id].stable = StableInput()
+            buffers[buffer.id].stable = StableInput(is_patient=buffer.is_patient)
     return buffers
 
 

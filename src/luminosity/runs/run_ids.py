@@ -27,6 +27,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from luminosity._shared.shared_files import try_lock, unlock
 
 __all__ = [
+    "AT_INTERVALS",
     "META_KEY",
     "CheckpointedRun",
     "RunIdentity",
@@ -39,6 +40,9 @@ __all__ = [
 
 META_KEY = "sinks"
 """The key of the identity in the table ``meta`` of a checkpoint."""
+
+AT_INTERVALS = "StableAtIntervals"
+"""The label of a Reshuffle whose readers rather get much at once than soon: it never makes a checkpoint come early."""
 
 _BUSY_S = 5.0  # how long the engine may keep the database from readers: it does for moments only
 _LOCK = "lock"  # that the engine holds while the run is at work

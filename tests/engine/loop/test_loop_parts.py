@@ -129,6 +129,14 @@ def test_a_source_whose_workers_are_all_lost_has_no_turns() -> None:
     assert _running(turns, queued=0, patient=0, slots=0) == []
 
 
+def test_bundles_of_a_stream_take_longer_if_there_is_no_hurry() -> None:
+    for kind, usual in (("source", 0.025), ("stream", 0.05)):
+        size = BundleSize(kind)
+        assert size.target_seconds(0.0) == usual
+        size.no_hurry(0.25)
+        assert size.target_seconds(0.0) == 0.25
+
+
 def test_a_short_input_of_unknown_speed_stays_whole() -> None:
     assert BundleSize().next(0.0, queued=35, slots=2) == 35
 

@@ -19,6 +19,7 @@ from luminosity import LuminosityRunner
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import BufferKind, Graph, Stage
 from luminosity.engine.plan.planner import plan
+from luminosity.runs.run_ids import AT_INTERVALS
 
 _STATE = beam.DoFn.StateParam(BagStateSpec("s", beam.coders.VarIntCoder()))
 
@@ -52,6 +53,25 @@ def test_a_reshuffle_is_a_queue() -> None:
     assert write.buffer_id == read.buffer_id
     assert graph.buffers[read.buffer_id].kind is BufferKind.QUEUE
     assert not [b for b in graph.buffers.values() if b.kind is BufferKind.GROUP]
+
+
+def test_what_leads_to_a_patient_reshuffle_alone_is_in_no_hurry() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        keyed = pipeline | beam.Create([(1, 1)]) | "Uphill" >> beam.Map(lambda pair: pair)
+        patient = keyed | "Patient" >> beam.ParDo(Stateful()) | AT_INTERVALS >> beam.Reshuffle()
+        _ = patient | "Behind" >> beam.Map(id)
+        keyed = pipeline | "Others" >> beam.Create([(1, 1)]) | "Beside" >> beam.Map(lambda pair: pair)
+        soon = keyed | "Soon" >> beam.ParDo(Stateful()) | beam.Reshuffle()
+        both = {"soon": soon, "late": soon | "D" >> beam.Map(id) | f"Last/{AT_INTERVALS}" >> beam.Reshuffle()}
+        _ = [each | f"End {name}" >> beam.Map(id) for name, each in both.items()]
+
+    graph = planned(build)
+    names = {
+        name: graph.waits_at_intervals(stage_with(graph, name))
+        for name in ("Uphill", "Patient", "Behind", "Beside", "Soon")
+    }
+    assert names == {"Uphill": True, "Patient": True, "Behind": False, "Beside": False, "Soon": False}
+    assert sum(buffer.is_patient for buffer in graph.buffers.values()) == 2
 
 
 def test_a_hint_parts_stages() -> None:

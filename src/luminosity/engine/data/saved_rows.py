@@ -119,9 +119,12 @@ class StableInput:
 
     Without this, steps before the Reshuffle could run again and produce other elements, while outside effects of the
     steps behind it are there already. Only the loop's thread uses it. Owns the blocks.
+
+    ``is_patient`` says that its blocks need no early checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
+        self.is_patient = is_patient
         self._blocks: deque[Block] = deque()
         self._submitted: deque[tuple[int, int]] = deque()  # checkpoint, and how many more of the blocks it has
         self._unsubmitted = 0  # blocks

@@ -28,6 +28,7 @@ __all__ = ["FROM_UPSTREAM", "Checkpointer", "SavedParts", "inlined"]
 FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due: it has not reached the queue yet
 
 _STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
+_PATIENT_S = 1.0  # the same for readers that rather get much at once
 _LOOK_S = 0.1  # between two looks at the copy: finalization is for what others see later
 _LONGEST_WAIT_S = 10.0  # of the end of a run for a copy that can't be written
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
@@ -89,7 +90,7 @@ class Checkpointer:
         self._number = 0
         self.progress = CheckpointProgress()
         self._submitted: tuple[int, float] | None = None  # what is being written: its number, and when it was begun
-        self._due = self._soonest = 0.0
+        self._due = self._soonest = self._soonest_patient = 0.0
         self._writer: CheckpointWriter | None = None
         self._notify: Callable[[CheckpointWritten], None] | None = None
         self._written = self._synced = 0  # the numbers of the last checkpoints that were written, and are on the disk
@@ -117,10 +118,11 @@ class Checkpointer:
 
     def next_due(self) -> float:
         """Return when the next checkpoint is due: soon, if input waits for it."""
-        stables = (buffer.stable for buffer in self._parts.buffers.values() if buffer.stable is not None)
+        stables = [buffer.stable for buffer in self._parts.buffers.values() if buffer.stable is not None]
         is_awaited = any(number > self._number for number in self._awaited.values())
-        is_urgent = is_awaited or any(stable.is_waiting for stable in stables)
-        return min(self._due, self._soonest) if is_urgent else self._due
+        if is_awaited or any(stable.is_waiting and not stable.is_patient for stable in stables):
+            return min(self._due, self._soonest)
+        return min(self._due, self._soonest_patient) if any(s.is_waiting for s in stables) else self._due
 
     def tick(self, now: float) -> None:
         """Save what has changed, if it is time to and the last checkpoint is written."""
@@ -139,6 +141,7 @@ class Checkpointer:
         pause = min(took / _LONGEST_SHARE, _LONGEST_PAUSE_S)
         self._due = now + max(self._interval_s, pause)
         self._soonest = now + max(min(self._interval_s, _STABLE_S), pause)
+        self._soonest_patient = now + max(min(self._interval_s, _PATIENT_S), pause)
 
     def has_side_inputs(self, stage_id: str) -> bool:
         """Return whether a checkpoint was written since the first call for this stage. If not, one is due soon."""

@@ -179,6 +179,7 @@ class BundleSize:
         self._longest = _LONGEST_SORTED_S if sorts else _LONGEST_S
         self._started_at: float | None = None
         self._patience = 1
+        self._least_in_stream = 0.0
         self.speed = Speed()
 
     def expect_large_elements(self) -> None:
@@ -188,15 +189,19 @@ class BundleSize:
         """
         self._first_sorted = _FIRST_SORTED_BLOCKS
 
+    def no_hurry(self, seconds: float) -> None:
+        """Let bundles of a stream take so long at least: their output waits for something anyway."""
+        self._least_in_stream = seconds
+
     def target_seconds(self, now: float) -> float:
         """Return how long a bundle that starts now should take."""
         longest = _LONGEST_FIXED_S
         if self._is_sink:
             target, part = _LONGEST_S, _FIXED_PART_OF_SINK
         elif self._is_source:
-            return _SOURCE_S
+            return max(_SOURCE_S, self._least_in_stream)
         elif self._is_stream:
-            target, part = _ENDLESS_S, _FIXED_PART_ENDLESS
+            target, part = max(_ENDLESS_S, self._least_in_stream), _FIXED_PART_ENDLESS
             if not self.speed.is_known and self.speed.last_seconds <= _ENDLESS_S:
                 return target
         elif self._started_at is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,6 +51,7 @@ class Buffer:
     is_unbounded: bool = False  # whether its input may never end
     step: str = ""  # the name of the GroupByKey (GROUP)
     is_stable: bool = False  # whether it is a Reshuffle: its readers get the same elements again after a restart
+    is_patient: bool = False  # whether it waits for the next regular checkpoint, if it is stable
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,23 @@ class Graph:
         """Return the temporary folders of steps, to be removed if the run fails."""
         annotations = [transform.annotations for stage in self.stages for transform in stage.transforms]
         return [found[TEMPORARY_FOLDER].decode() for found in annotations if TEMPORARY_FOLDER in found]
+
+    def waits_at_intervals(self, stage: Stage) -> bool:
+        """Return whether all that a stage does waits for a regular checkpoint, at once or behind further stages."""
+        taken = {pcollection for transform in stage.transforms for pcollection in transform.inputs.values()}
+        has_ends = any(
+            transform.unique_name not in {write.transform_id for write in stage.writes}
+            and taken.isdisjoint(transform.outputs.values())
+            for transform in stage.transforms
+        )
+        return not has_ends and all(
+            self.buffers[write.buffer_id].is_patient or self._all_readers(write.buffer_id, self.waits_at_intervals)
+            for write in stage.writes
+        )
+
+    def _all_readers(self, buffer_id: bytes, holds: Callable[[Stage], bool]) -> bool:
+        readers = [stage for stage in self.stages if any(read.buffer_id == buffer_id for read in stage.reads)]
+        return bool(readers) and all(map(holds, readers))
 
     def model_versions(self) -> tuple[ModelVersion, ...]:
         """Return the versions of registered models with which steps start."""

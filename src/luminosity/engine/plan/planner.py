@@ -29,6 +29,7 @@ from luminosity.engine.plan.graph import (
 )
 from luminosity.engine.plan.translate import optimize, resolve_alias, test_stream_buffer_id
 from luminosity.errors import UnsupportedPipeline
+from luminosity.runs.run_ids import AT_INTERVALS
 
 __all__ = ["SINK_STARTS", "plan"]
 
@@ -203,7 +204,12 @@ def _buffers(
             if buffer_id in tested:
                 context.add_data_channel_coder(pcollection)
             buffers[buffer_id] = Buffer(
-                buffer_id, BufferKind.QUEUE, coders[pcollection], pcollection, is_stable=name in reshuffles
+                buffer_id,
+                BufferKind.QUEUE,
+                coders[pcollection],
+                pcollection,
+                is_stable=name in reshuffles,
+                is_patient=name.rpartition("/")[2] == AT_INTERVALS,
             )
     return buffers
 

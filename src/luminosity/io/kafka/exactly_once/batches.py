@@ -7,7 +7,7 @@ import struct
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -89,13 +89,13 @@ class PackDoFn(beam.DoFn):
 
     def process(self, element: Any, windowed: Any = beam.DoFn.WindowedValueParam) -> Iterable[Any]:
         """Pack the element's record, or those of a table's rows."""
-        if isinstance(element, pa.RecordBatch):
-            rows = zip(self._parts.rows(element), row_micros(element, windowed.timestamp_micros), strict=True)
-            for number, (make, micros) in enumerate(rows):
-                yield from self._pack(make, lambda number=number: element.slice(number, 1), int(micros), windowed)
-        else:
-            make = self._parts.record
-            yield from self._pack(lambda: make(element), lambda: element, windowed.timestamp_micros, windowed)
+        if element.__class__ is pa.RecordBatch:
+            return self._rows(element, windowed)
+        try:
+            record = self._parts.record(element)
+            return self._pack(record, windowed.timestamp_micros, windowed)
+        except Exception as error:
+            return [self._letter(element, error, windowed)]
 
     def finish_bundle(self) -> Iterator[Any]:  # type: ignore[override]  # Beam declares None, and accepts these.
         """Emit what is packed."""
@@ -104,28 +104,35 @@ class PackDoFn(beam.DoFn):
         if self._unwritten:
             self._metrics.count(0, 0, self._unwritten)
 
-    def _pack(
-        self, make: Callable[[], Outgoing], element: Callable[[], Any], micros: int, windowed: WindowedValue
-    ) -> Iterable[Any]:
-        try:
-            record = make()
-            _, value, key, partition, _, headers = record
-            size = len(value or b"") + len(key or b"")
-            extra = sum(len(name) + len(each or b"") for name, each in headers) if headers else 0
-            if size + extra > self._most_bytes:
-                raise KafkaError(
-                    f"found a record of {size + extra} bytes, expected at most {self._most_bytes}",
-                    fix=Fix(
-                        "raise message.max.bytes in config= and in the brokers, or pass such records on with "
-                        "WriteKafka(...).with_exception_handling()"
-                    ),
-                )
-        except Exception as error:
-            if not self._keeps_unwritten:
-                raise
-            self._unwritten += 1
-            reason = f"{type(error).__name__}: {error}"
-            return [TaggedOutput(UNWRITTEN, windowed.with_value(UnwrittenRecord(element(), reason)))]
+    def _rows(self, table: pa.RecordBatch, windowed: WindowedValue) -> Iterator[Any]:
+        times = row_micros(table, windowed.timestamp_micros)
+        for number, make in enumerate(self._parts.rows(table)):
+            try:
+                yield from self._pack(make(), int(times[number]), windowed)
+            except Exception as error:
+                yield self._letter(table.slice(number, 1), error, windowed)
+
+    def _letter(self, element: Any, error: Exception, windowed: WindowedValue) -> TaggedOutput[Any, Any]:
+        """Return a dead letter, or raise the error if these are not collected."""
+        if not self._keeps_unwritten:
+            raise error
+        self._unwritten += 1
+        letter = UnwrittenRecord(element, f"{type(error).__name__}: {error}")
+        return TaggedOutput(UNWRITTEN, windowed.with_value(letter))
+
+    def _pack(self, record: Outgoing, micros: int, windowed: WindowedValue) -> Iterable[Any]:
+        """Pack a record. Returns the batch if it is full."""
+        _, value, key, partition, _, headers = record
+        size = (0 if value is None else len(value)) + (0 if key is None else len(key))
+        extra = sum(len(name) + len(each or b"") for name, each in headers) if headers else 0
+        if size + extra > self._most_bytes:
+            raise KafkaError(
+                f"found a record of {size + extra} bytes, expected at most {self._most_bytes}",
+                fix=Fix(
+                    "raise message.max.bytes in config= and in the brokers, or pass such records on with "
+                    "WriteKafka(...).with_exception_handling()"
+                ),
+            )
         if partition >= 0:
             shard = partition % self._shards
         else:
@@ -135,8 +142,8 @@ class PackDoFn(beam.DoFn):
             pack = self._packs[shard] = _Pack(windowed)
         pack.records.append(tuple(record))
         pack.times.append(micros)
-        pack.bytes += size
-        if pack.bytes + extra < _BATCH_BYTES:
+        pack.bytes += size + extra
+        if pack.bytes < _BATCH_BYTES:
             return ()
         del self._packs[shard]
         return [pack.element(shard)]

@@ -12,6 +12,7 @@ from luminosity.io.kafka.exactly_once.commit import CommitDoFn
 from luminosity.io.kafka.exactly_once.sink import ExactlyOnce
 from luminosity.io.kafka.outgoing import UNWRITTEN, RecordParts
 from luminosity.io.kafka.producer import MESSAGE_MAX_BYTES
+from luminosity.runs.run_ids import AT_INTERVALS
 
 __all__ = ["WriteExactlyOnce"]
 
@@ -43,7 +44,7 @@ class WriteExactlyOnce(beam.PTransform[Any, Any]):
             packed.packed
             | beam.WindowInto(GlobalWindows())
             | "Number" >> beam.ParDo(NumberDoFn(how.start)).with_output_types(tuple[int, bytes])
-            | "Stable" >> beam.Reshuffle()
+            | AT_INTERVALS >> beam.Reshuffle()
             | "Commit" >> beam.ParDo(CommitDoFn(how)).with_output_types(tuple[str, int])
         )
         return (written, packed[UNWRITTEN]) if self._keeps_unwritten else written
