@@ -102,7 +102,7 @@ def command(folder: Path, **options: Any) -> Command:
         table.write_text("text\na\n")
     given = {"table": str(table), "out": str(folder / "out.parquet"), "embed": ["text=hub/model"], **options}
     parsed = argparse.Namespace(resume=False, show=None, checkpoint=True, if_exists="fail", prompt=[], returns=[])
-    vars(parsed).update({"prompt_model": None, "prompt_key_env": None, **given})
+    vars(parsed).update({"prompt_model": None, "prompt_key_env": None, "prompt_cache": None, **given})
     requests = [parse_request("embed", text) for text in given["embed"]] + prompt_requests(parsed)
     return Command.of(parsed, requests, find_files([str(table)], None))
 

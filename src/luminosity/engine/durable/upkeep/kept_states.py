@@ -21,7 +21,7 @@ from luminosity._shared.shared_files import sync_file, try_lock
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.world import Clock
 from luminosity.engine.durable import tables
-from luminosity.engine.durable.place import DATABASE, LOCK, holder_of
+from luminosity.engine.durable.place import DATABASE, LOCK, holder_of, snapshot
 from luminosity.engine.durable.synced_log import MARK, reset_mark, sync_files
 from luminosity.engine.durable.tables import BLOCKS, KEPT, NUMBER, VERSION, damaged
 from luminosity.errors import CheckpointDamaged, CheckpointError
@@ -97,7 +97,7 @@ class KeptStates:
         os.makedirs(new, mode=0o700)
         try:
             copy = os.path.join(new, DATABASE)
-            _copy(rows, copy)
+            _copy(database, copy)
             with _unchanged(copy) as state:
                 for problem in tables.damage_of_rows(state, database, 0):
                     raise problem
@@ -167,13 +167,13 @@ def _states(folder: str) -> list[tuple[str, float]]:
     return found
 
 
-def _copy(rows: sqlite3.Connection, target: str) -> None:
-    """Copy a database that this process has open.
+def _copy(database: str, target: str) -> None:
+    """Copy a database that this process has open, as it is on the disk.
 
     SQLite must do it: if any code of the process opens and closes the file, the process loses its locks of it, and the
-    next reader takes the log away as if nobody used it.
+    next reader takes the log away as if nobody used it. A connection of its own has nothing in memory yet.
     """
-    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
+    with snapshot(database) as rows, contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
         copy.execute("PRAGMA synchronous = OFF")  # the caller syncs it
         rows.backup(copy)
     os.chmod(target, 0o600)

@@ -58,8 +58,7 @@ def continue_from(folder: CheckpointFolder, before: str) -> None:
     if state != "drained":
         raise CheckpointError(
             f"the run in {before} is {state}, expected one that was drained",
-            fix=f"end it with lum drain {before}; or, to go on with its state and windows, use the folder itself as "
-            "--checkpoint_dir",
+            fix=f"end it with lum drain {before}, or continue it in its own folder, with its state and windows",
         )
     if not sources:
         raise CheckpointError(
