@@ -48,10 +48,10 @@ demo: setup ## run four models over reviews, into a table and a vector store
 stream: setup ## run three models over a Kafka topic for a minute, then again over its past
 	@$(BIN)/lum run examples/reviews/stream.py
 
-test: compile ## run the quick tests and doctests of every part, side by side: about 10 minutes on two cores
+test: compile ## run the quick tests and doctests of every part, side by side: about 11 minutes on two cores
 	$(PYTEST) -m "not slow and not alone and not thorough" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-thorough: compile ## run tests of many settings, faults and devices, side by side: about 9 minutes on two cores
+test-thorough: compile ## run tests of many settings, faults and devices, side by side: about 8 minutes on two cores
 	$(PYTEST) -m "thorough and not slow and not alone" $(BESIDE) --ignore=tests/beam_suites
 
 test-alone: compile ## run the tests that start clusters, look at the whole machine or need all cores, two files at a time

@@ -98,7 +98,7 @@ class CheckpointCopy:
 
     @property
     def lag_s(self) -> float:
-        """For how long there has been something that the copy lacks, in seconds."""
+        """The seconds for which there has been something that the copy lacks."""
         return self._shipper.lag_s() if self._shipper is not None else 0.0
 
     def finish(self) -> None:

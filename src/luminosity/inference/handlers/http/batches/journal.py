@@ -1,4 +1,4 @@
-"""Which requests are in which batch of a server, in a file: a batch that was sent is found again after a restart."""
+"""The journal of what a server has in batches, in a file: a batch that was sent is found again after a restart."""
 
 from __future__ import annotations
 
