@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,21 +24,23 @@ BATCH = [pa.record_batch({"id": [1, 2], "half": [0.5, 0.5]})]
 
 
 @pytest.fixture
-def forbidden(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which this user may not write, even if tests run as root."""
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    folder.chmod(0o555)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        if above.stat().st_uid == os.getuid() and above != Path("/tmp"):
-            above.chmod(above.stat().st_mode | 0o555)
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(65534)
-    yield folder
-    if before == 0:
-        os.seteuid(0)
-    folder.chmod(0o755)
+def forbidden() -> Iterator[Path]:
+    """A folder in which this user may not write, even if tests run as root.
+
+    It is not in ``tmp_path``: each start of pytest closes the folder around that one to other users.
+    """
+    with tempfile.TemporaryDirectory() as around:
+        os.chmod(around, 0o755)
+        folder = Path(around, "closed")
+        folder.mkdir()
+        folder.chmod(0o555)
+        before = os.geteuid()
+        if before == 0:
+            os.seteuid(65534)
+        yield folder
+        if before == 0:
+            os.seteuid(0)
+        folder.chmod(0o755)
 
 
 @pytest.mark.parametrize("name", ["out", "a/b/out", "out.csv"])

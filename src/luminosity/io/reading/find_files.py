@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,26 +17,46 @@ from apache_beam.io.filesystems import FileSystems
 
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import Fix, TableError, may_pass
-from luminosity.io.formats import Format, compression_of, recognise
+from luminosity.io.formats import Format, compression_of, is_row, recognise
 from luminosity.io.remote import explain_remote, give_options
 
-__all__ = ["TableFile", "find_files", "open_bytes", "open_text", "readable"]
+__all__ = ["Member", "TableFile", "find_files", "open_bytes", "open_text", "readable"]
 
 _GLOB = re.compile(r"[*?\[]")
 _NULL = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
 _ABOUT = ("README", "LICENSE")  # how the names of files about a table begin
 _SHOWN_NAMES = 5  # enough to recognise a wrong folder in one line
+_OPENING_BYTES = 16 << 10  # opening a file takes as long as reading about this much
+_GROUP_BYTES = 8 << 20  # of the files of a group: as much as a piece of a table's file
+_GROUP_FILES = 512  # of empty files, so that several workers share them
+
+
+class Member(NamedTuple):
+    """A file that is a row of a table, as it was found: its size, and when it was changed, since the epoch."""
+
+    path: str
+    size: int
+    modified: float
+
+    @property
+    def weight(self) -> int:
+        """The work that the file is, in bytes; more than 0."""
+        return self.size + _OPENING_BYTES
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a table; ``partition`` holds the columns and values in the names of its folders."""
+    """A file of a table; ``partition`` holds the columns and values in the names of its folders.
+
+    If files are rows, it is a group of them, its ``members``: the path is that of the first, the size their weight.
+    """
 
     path: str
     size: int
     format: Format
     compression: str | None = None
     partition: tuple[tuple[str, str | None], ...] = ()
+    members: tuple[Member, ...] = ()
 
     def luminosity_user_data(self) -> str:
         """Return the path, for error messages."""
@@ -52,15 +72,41 @@ def find_files(
     """
     skipped: list[str] = [] if left_out is None else left_out
     found = {file.path: file for pattern in patterns for file in _find(pattern, table_format, skipped)}
-    return [found[path] for path in sorted(found)]
+    return list(_grouped(found[path] for path in sorted(found)))
+
+
+def _grouped(files: Iterable[TableFile]) -> Iterator[TableFile]:
+    """Yield the files, but those that are rows in groups: one element for each would cost more than to read it."""
+    members: list[Member] = []
+    for file in files:
+        if file.format is not Format.FILES:
+            yield file
+            continue
+        [member] = file.members
+        if members and (len(members) == _GROUP_FILES or _weight(members) + member.weight > _GROUP_BYTES):
+            yield _group(members)
+            members = []
+        members.append(member)
+    if members:
+        yield _group(members)
+
+
+def _group(members: Sequence[Member]) -> TableFile:
+    return TableFile(members[0].path, _weight(members), Format.FILES, members=tuple(members))
+
+
+def _weight(members: Iterable[Member]) -> int:
+    return sum(member.weight for member in members)
 
 
 def _find(pattern: str, table_format: Format | None, left_out: list[str]) -> list[TableFile]:
     if not _GLOB.search(pattern) and (os.path.isdir(pattern) or pattern.endswith("/")):
         files = list(_in_folder(pattern, table_format, left_out))
     elif matched := _match(pattern):
+        # One text file is more likely a table with another name than a row.
+        may_be_rows = table_format is None and _GLOB.search(pattern) is not None
         files = [
-            _table_file(each, table_format)
+            _table_file(each, Format.FILES if may_be_rows and is_row(each.path) else table_format)
             for each in matched
             if not _GLOB.search(pattern) or not _is_hidden(posixpath.basename(each.path))
         ]
@@ -72,20 +118,50 @@ def _find(pattern: str, table_format: Format | None, left_out: list[str]) -> lis
 
 
 def _in_folder(folder: str, table_format: Format | None, left_out: list[str]) -> Iterator[TableFile]:
-    """Yield the table files in the folder, and in folders below it that are named ``column=value``."""
+    """Yield the table files in the folder, and in folders below it that are named ``column=value``.
+
+    If files are rows, yield those of all folders below it. Without a format, they are if the folder has no table.
+    """
     folder = folder.rstrip("/")
-    for each in _match(folder + "/**"):
-        *folders, name = each.path[len(folder) + 1 :].split("/")
-        if _is_hidden(name) or any(map(_is_hidden, folders)):
-            continue
+    there = [
+        each
+        for each in _match(folder + "/**")
+        if not any(_is_hidden(part) for part in each.path[len(folder) + 1 :].split("/"))
+    ]
+    if table_format is None and _holds_rows(there):
+        left_out += [each.path for each in there if not is_row(each.path) and not _is_about(each.path)]
+        there, table_format = [each for each in there if is_row(each.path) and not _is_about(each.path)], Format.FILES
+    if table_format is Format.FILES:
+        yield from (_table_file(each, table_format) for each in there)
+        return
+    for each in there:
+        *folders, _ = each.path[len(folder) + 1 :].split("/")
         if any("=" not in inner for inner in folders):
             left_out.append(each.path)
             continue
         try:
             yield _table_file(each, table_format, tuple(map(_column_and_value, folders)))
         except TableError:
-            if not name.upper().startswith(_ABOUT):
+            if not _is_about(each.path):
                 left_out.append(each.path)
+
+
+def _holds_rows(files: Sequence[FileMetadata]) -> bool:
+    """Return whether there are files that are rows, and no table in any folder."""
+    paths = [each.path for each in files if not _is_about(each.path)]
+    return any(map(is_row, paths)) and not any(map(_is_table, paths))
+
+
+def _is_table(path: str) -> bool:
+    try:
+        recognise(path)
+    except TableError:
+        return False
+    return True
+
+
+def _is_about(path: str) -> bool:
+    return posixpath.basename(path).upper().startswith(_ABOUT)
 
 
 def _match(pattern: str) -> list[FileMetadata]:
@@ -112,6 +188,9 @@ def _table_file(
     found: FileMetadata, table_format: Format | None, partition: tuple[tuple[str, str | None], ...] = ()
 ) -> TableFile:
     path, size = found.path, found.size_in_bytes
+    if table_format is Format.FILES:
+        member = Member(path, size, found.last_updated_in_seconds)
+        return TableFile(path, member.weight, Format.FILES, members=(member,))
     form, compression = (table_format, compression_of(path)) if table_format else recognise(path)
     return TableFile(path, size, form, compression, partition)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, combinations
 from typing import Any
 
@@ -74,6 +74,7 @@ def _is_file(source: pa.NativeFile) -> bool:
     return magic == _MAGIC_OF_FILES
 
 
+OpenFile = Callable[[TableFile], pa.NativeFile]
 _MOST_FLOATS = 4  # columns in a condition: each doubles the number of checks, as it may be NaN or not
 
 
@@ -85,17 +86,23 @@ class ParquetReader(Reader):
     If the same worker gets the rest of the range, decoding continues where it stopped.
     """
 
-    def __init__(self, file: TableFile, selection: Selection, rows: int) -> None:
+    def __init__(self, file: TableFile, selection: Selection, rows: int, open_file: OpenFile = open_bytes) -> None:
         from pyarrow import parquet
 
-        self._source = open_bytes(file)
+        self._source = open_file(file)
         self._file: Any = parquet.ParquetFile(self._source, pre_buffer=True)
-        selection.check(file.path, _with_list_sizes(self._file.schema_arrow))
-        self._columns = selection.loaded.names
         self._loaded = selection.loaded
+        self._columns = self._columns_to_read(file, selection, _with_list_sizes(self._file.schema_arrow))
         self._layout = _Layout(self._file.metadata, file.size, rows, set(self._columns))
-        self._kept = None if selection.where is None else _row_groups_to_read(file, selection)
+        # Statistics are compared as the table's types: columns of other files may have others.
+        prunes = selection.where is not None and _types(self._file.schema_arrow, self._columns) == self._loaded.types
+        self._kept = _row_groups_to_read(file, selection, open_file) if prunes else None
         self._decoding: _RowGroup | None = None
+
+    def _columns_to_read(self, file: TableFile, selection: Selection, found: pa.Schema) -> list[str]:
+        """Return the columns of the file to read. Raises if the file does not have the table's columns."""
+        selection.check(file.path, found)
+        return selection.loaded.names
 
     def cuts(self) -> list[int]:
         """Return the positions of the row groups."""
@@ -121,11 +128,17 @@ class ParquetReader(Reader):
             self._decoding = decoding = _RowGroup(group, batches)
         for _ in decoding.up_to(stretch * rows):
             pass
+        first = self._layout.first_rows[group]
+        at = first + decoding.at
         for batch in decoding.up_to(min((stretch + 1) * rows, self._layout.rows[group])):
-            yield self._with_types(batch)
+            yield self._finished(batch, at)
+            at += batch.num_rows
 
-    def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop columns that pyarrow read because their names have the same beginning: ``a`` brings ``a.b``."""
+    def _finished(self, batch: pa.RecordBatch, first_row: int) -> pa.RecordBatch:
+        """Drop columns that pyarrow read because their names have the same beginning: ``a`` brings ``a.b``.
+
+        ``first_row`` is the number of the batch's first row in the file.
+        """
         batch = batch.select(self._columns)
         return batch if batch.schema.types == self._loaded.types else batch.cast(self._loaded)
 
@@ -134,6 +147,10 @@ class ParquetReader(Reader):
         self._decoding = None
         self._file.close()
         self._source.close()
+
+
+def _types(schema: pa.Schema, columns: list[str]) -> list[pa.DataType]:
+    return [_with_list_sizes(schema).field(name).type for name in columns]
 
 
 def parquet_schema(file: TableFile) -> pa.Schema:
@@ -189,6 +206,7 @@ class _Layout:
         weights = [0, *accumulate(group.total_byte_size for group in groups)]
         self._starts = [weight * size // max(1, weights[-1]) for weight in weights]
         self.rows = [int(group.num_rows) for group in groups]
+        self.first_rows = [0, *accumulate(self.rows)]
         self.stretch_rows = [_rows_at_once(group, rows, columns) for group in groups]
 
     def stretches(self, group: int) -> int:
@@ -210,7 +228,7 @@ def _rows_at_once(group: Any, most: int, columns: set[str]) -> int:
     return max(1, min(most, BATCH_BYTES * group.num_rows // max(1, size)))
 
 
-def _row_groups_to_read(file: TableFile, selection: Selection) -> set[int] | None:
+def _row_groups_to_read(file: TableFile, selection: Selection, open_file: OpenFile) -> set[int] | None:
     """Return the row groups that may contain a selected row, by statistics and folder names; None means all.
 
     Statistics ignore NaN, which may be in any row group: the condition is checked again for every combination of NaN.
@@ -225,7 +243,7 @@ def _row_groups_to_read(file: TableFile, selection: Selection) -> set[int] | Non
     nan = [compute.field(field.name) == pa.scalar(math.nan, field.type) for field in floats]
     known = partition_condition(selection.partition, file.partition)
     kept: set[int] = set()
-    with open_bytes(file) as source:
+    with open_file(file) as source:
         for count in range(len(nan) + 1):
             for some in combinations(nan, count):
                 conditions = [*some, *([] if known is None else [known])]

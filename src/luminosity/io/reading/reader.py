@@ -13,6 +13,7 @@ __all__ = [
     "BATCH_BYTES",
     "BATCH_ROWS",
     "EVERYTHING",
+    "MAX_BYTES",
     "PIECE_BYTES",
     "TEXT_BYTES",
     "ByteRange",
@@ -111,6 +112,8 @@ Claim = Callable[[int], int]
 BATCH_ROWS = 65_536
 # The most bytes of a batch: several batches fit into any worker, even if rows are images or long texts.
 BATCH_BYTES = 32 << 20
+# The most bytes of a file that is a value of a row, unless the user chooses: a photo or a PDF, not a film.
+MAX_BYTES = 64 << 20
 # The size of a file's first pieces: some hundredths of a second of work, and small files already fill all cores.
 PIECE_BYTES = 8 << 20
 # The size of the chunks in which text is read; each chunk becomes a batch.

@@ -16,11 +16,22 @@ from luminosity.io.formats import Format
 from luminosity.io.reading.csv_dialect import CsvStyle
 from luminosity.io.reading.csv_reader import CsvReader
 from luminosity.io.reading.csv_types import count_first_rows, csv_schema
+from luminosity.io.reading.file_rows import FILE_COLUMNS, FilesReader
 from luminosity.io.reading.find_files import TableFile, open_text, readable
 from luminosity.io.reading.json_reader import JsonLinesReader, json_lines_schema
+from luminosity.io.reading.named_table import NamedTable, Part
 from luminosity.io.reading.parquet_reader import ArrowReader, ParquetReader, arrow_schema, parquet_rows, parquet_schema
-from luminosity.io.reading.reader import EVERYTHING, PIECE_BYTES, ByteRange, ByteRangeTracker, Reader, bounded
+from luminosity.io.reading.reader import (
+    EVERYTHING,
+    MAX_BYTES,
+    PIECE_BYTES,
+    ByteRange,
+    ByteRangeTracker,
+    Reader,
+    bounded,
+)
 from luminosity.io.reading.selection import Selection
+from luminosity.io.reading.tar_samples import SamplesReader, samples_schema
 from luminosity.io.reading.text_lines import Doubts, Report, Unreadable, head, letters, raise_unreadable
 
 __all__ = [
@@ -52,16 +63,24 @@ class Settings:
     csv: CsvStyle
     rows_per_batch: int
     keeps_unreadable: bool = False  # lines that can't be read are dead letters, and do not end the run
+    max_bytes: int = MAX_BYTES  # of a file that is a value of a row
+    table: NamedTable | None = None  # that opens its parts itself
 
 
 def open_reader(file: TableFile, settings: Settings, report: Report) -> Reader:
     """Open a file with the reader of its format; the caller closes it. Lines that can't be read go to ``report``."""
+    if settings.table is not None and isinstance(file, Part):
+        return settings.table.reader(file, settings.selection, settings.rows_per_batch)
     if file.format is Format.PARQUET:
         return ParquetReader(file, settings.selection, settings.rows_per_batch)
     if file.format is Format.ARROW:
         return ArrowReader(file, settings.selection)
     if file.format.is_csv:
         return CsvReader(file, settings.selection, settings.csv, report)
+    if file.format is Format.FILES:
+        return FilesReader(file, settings.selection, settings.rows_per_batch, settings.max_bytes, report)
+    if file.format is Format.WEBDATASET:
+        return SamplesReader(file, settings.selection, settings.rows_per_batch, settings.max_bytes, report)
     return JsonLinesReader(file, settings.selection, report)
 
 
@@ -75,6 +94,10 @@ def schema_of(file: TableFile, csv: CsvStyle, report: Report, doubts: Doubts) ->
             return parquet_schema(file)
         if file.format is Format.ARROW:
             return arrow_schema(file)
+        if file.format is Format.FILES:
+            return FILE_COLUMNS
+        if file.format is Format.WEBDATASET:
+            return samples_schema(file, report)
         return csv_schema(file, csv, report, doubts) if file.format.is_csv else json_lines_schema(file, report, doubts)
 
 
@@ -90,8 +113,11 @@ def count_rows(files: Sequence[TableFile], csv: CsvStyle) -> RowCount | None:
 
     Footers of Parquet have it. For text, the first rows of some files tell how many bytes a row has.
     """
-    total, is_exact = 0.0, True
-    for kind in {file.format for file in files}:
+    if parts := [file for file in files if isinstance(file, Part)]:
+        counts = [part.rows for part in parts]
+        return None if None in counts else RowCount(sum(count or 0 for count in counts), is_exact=True)
+    total, is_exact = float(sum(len(file.members) for file in files)), True
+    for kind in {file.format for file in files if not file.members}:
         same = [file for file in files if file.format is kind]
         rows = size = 0
         for file in same[:_MOST_COUNTED]:
@@ -111,7 +137,7 @@ def _rows_and_bytes(file: TableFile, csv: CsvStyle) -> tuple[int, int] | None:
             return parquet_rows(file), file.size
         if file.format.is_csv:
             return count_first_rows(file, csv)
-        if file.format is Format.ARROW or file.compression is not None:
+        if file.format in (Format.ARROW, Format.WEBDATASET) or file.compression is not None:
             return None
         with open_text(file) as stream:
             lines = head(stream)
@@ -164,9 +190,10 @@ class ReadRanges(beam.DoFn, beam.RestrictionProvider):
         def claim(position: int) -> int:
             nonlocal reached
             granted = int(tracker.try_claim(position))
-            if reached == 0 < granted:
-                _FILES.inc()
-            _BYTES.inc(granted - reached)
+            if not element.members:  # The reader counts files that are rows.
+                if reached == 0 < granted:
+                    _FILES.inc()
+                _BYTES.inc(granted - reached)
             reached = granted
             return granted
 

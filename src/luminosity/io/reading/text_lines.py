@@ -38,22 +38,30 @@ _SHOWN_CHARACTERS = 120  # of the line at fault
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A line that can't be read, or a row of several lines; ``line`` is None deep in a large file."""
+    """A line that can't be read, or a row of several lines; ``line`` is None deep in a large file.
+
+    Also a file that is a row, or the members of an archive that are one: these have no position. ``text`` is then the
+    key of the members, and None for a whole file.
+    """
 
     path: str
     line: int | None
-    position: int
-    text: str
+    position: int | None
+    text: str | None
     reason: str
     fix: Fix | None = None
 
     @property
     def place(self) -> str:
         """The file and the line, in words."""
+        if self.position is None:
+            return self.path if self.text is None else f"{self.path}, key {self.text}"
         return f"{self.path}, " + (f"byte {self.position}" if self.line is None else f"line {self.line}")
 
     def error(self) -> TableError:
         """Return the error that ends a run without dead letters."""
+        if self.position is None or self.text is None:
+            return TableError(f"{self.place}: {self.reason}", fix=self.fix)
         shown = shorten(self.text, _SHOWN_CHARACTERS)
         return TableError(f"{self.place}: {self.reason}; the line is {_quoted(shown)}", fix=self.fix)
 

@@ -157,12 +157,13 @@ def _named(path: str) -> tuple[Format, str | None] | None:
 
 
 def _format(path: str, given: str | None, named: tuple[Format, str | None] | None) -> Format:
+    written = {kind.value: kind for kind in Format if kind.is_written}
+    if named is not None and not named[0].is_written:
+        raise InvalidArgument(f"{path}: {named[0].value} can only be read, expected one of {', '.join(written)}")
     if given is None:
         return named[0] if named is not None else Format.PARQUET
-    if given not in {kind.value for kind in Format}:
-        raise InvalidArgument(
-            f"found format={given!r}, expected one of {', '.join(repr(kind.value) for kind in Format)}"
-        )
+    if given not in written:
+        raise InvalidArgument(f"found format={given!r}, expected one of {', '.join(map(repr, written))}")
     if named is not None and named[0] is not Format(given):
         raise InvalidArgument(f"{path}: found format={given!r}, expected {named[0].value!r} because of the suffix")
     return Format(given)

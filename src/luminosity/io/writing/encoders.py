@@ -56,6 +56,11 @@ class ParquetEncoder:
         self._writer.add_key_value_metadata(self._notes())
         self._writer.close()
 
+    @property
+    def metadata(self) -> Any:
+        """The footer, once the file is closed."""
+        return self._writer.writer.metadata
+
     def _notes(self) -> dict[bytes, bytes]:
         fields = [_plain_list(field) if field.name in self._with_nulls else field for field in self._schema]
         note = pa.schema(fields, self._schema.metadata).serialize().to_pybytes()

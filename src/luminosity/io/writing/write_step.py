@@ -21,7 +21,7 @@ from luminosity.io.writing.destination import Destination, check_same, check_wri
 from luminosity.io.writing.filesystem import clear_errors
 from luminosity.io.writing.table_files import FileWriter, WrittenFile
 
-__all__ = ["NAMESPACE", "OpenFiles", "WriteDoFn"]
+__all__ = ["NAMESPACE", "NULL_FOLDER", "OpenFiles", "WriteDoFn", "groups", "partitioned"]
 pc: Any = compute  # It creates its functions on import, so type checkers see none.
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"  # the name that Hive and Spark give to the folder of nulls
 _MOST_FILES = 100  # open at once: well below the usual limit of open files
@@ -112,26 +112,37 @@ def partitioned(batch: pa.RecordBatch, by: Sequence[str]) -> Iterator[tuple[str,
     if not by:
         yield "", batch
         return
-    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    rest = batch.drop_columns(list(by))
+    for values, rows in groups([batch.column(name) for name in by]):
+        # Copy the rows: a view would keep the whole batch in memory while they wait.
+        yield "/".join(_folder(name, value) for name, value in zip(by, values, strict=True)), rest.take(rows)
+
+
+def groups(columns: Sequence[pa.Array]) -> Iterator[tuple[tuple[Any, ...], pa.Array]]:
+    """Yield each combination of values with the numbers of the rows that have it, in order.
+
+    >>> [(values, rows.to_pylist()) for values, rows in groups([pa.array(["en", None, "en"])])]
+    [(('en',), [0, 2]), ((None,), [1])]
+    """
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
     values: list[Any] = []
-    for name in by:
-        encoded = batch.column(name)
-        if not isinstance(encoded, pa.DictionaryArray):
-            encoded = pc.dictionary_encode(encoded)
+    for column in columns:
+        encoded = column if isinstance(column, pa.DictionaryArray) else pc.dictionary_encode(column)
         # The last number stands for null.
         numbers = pc.fill_null(encoded.indices.cast(pa.int64()), len(encoded.dictionary)).to_numpy()
         _, codes = np.unique(codes * (len(encoded.dictionary) + 1) + numbers, return_inverse=True)
-        values.append((name, encoded.dictionary, numbers))
-    rest = batch.drop_columns(list(by))
+        values.append((encoded.dictionary, numbers))
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     for rows in np.split(order, starts[1:]) if len(order) else []:
-        # Copy the rows: a view would keep the whole batch in memory while they wait.
-        yield "/".join(_folder(name, texts, numbers[rows[0]]) for name, texts, numbers in values), rest.take(rows)
+        yield tuple(_value(texts, int(numbers[rows[0]])) for texts, numbers in values), pa.array(rows)
 
 
-def _folder(name: str, values: Any, number: int) -> str:
-    value = values[int(number)].as_py() if number < len(values) else None
+def _value(values: Any, number: int) -> Any:
+    return values[number].as_py() if number < len(values) else None
+
+
+def _folder(name: str, value: Any) -> str:
     return f"{_quoted(name)}={NULL_FOLDER if value is None else _quoted(value)}"
 
 
