@@ -1,0 +1,1 @@
+"""Messages of Pub/Sub: the steps behind Beam's ``ReadFromPubSub`` and ``WriteToPubSub``."""
