@@ -52,7 +52,6 @@ def write_to_fake(method: str, beam_args: Sequence[str]) -> None:
             beam_args,
             custom_gcs_temp_location=folder,  # in place of gs://…, which validate=False allows
             validate=False,
-            test_client=bigquery.client,
         )
         for job in bigquery.jobs:
             load = job["configuration"]["load"]

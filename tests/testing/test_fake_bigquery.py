@@ -1,4 +1,4 @@
-"""The rules of the fake BigQuery, over its REST API. tests/io/stores/test_bigquery_loads.py has Beam's sink."""
+"""The rules of the fake BigQuery, over its REST API. For Beam's sink and sources, see tests/io/stores."""
 
 from __future__ import annotations
 
@@ -118,11 +118,80 @@ def test_inserts_skip_bad_rows_only_if_asked_to_and_know_repeated_ids(bigquery: 
         assert bigquery.rows("dataset.words") == [ROW]
 
 
+def extract(bigquery: FakeBigQuery, job: str, uri: str, **settings: Any) -> dict[str, Any]:
+    settings = {"sourceTable": TABLE, "destinationUris": [uri], **settings}
+    body = {"jobReference": {"projectId": "project", "jobId": job}, "configuration": {"extract": settings}}
+    return send(bigquery, "POST", "jobs", body)[1]
+
+
+def test_an_extract_job_writes_a_file_even_of_no_rows(bigquery: FakeBigQuery, tmp_path: Path) -> None:
+    bigquery.create_table("dataset.words", COLUMNS)
+    kind = {"destinationFormat": "NEWLINE_DELIMITED_JSON"}
+    job = extract(bigquery, "a", str(tmp_path / "rows-*.json"), **kind)
+    assert job["statistics"] == {"extract": {"destinationUriFileCounts": ["1"]}}
+    assert (tmp_path / "rows-000000000000.json").read_text() == ""
+    send(bigquery, "POST", "datasets/dataset/tables/words/insertAll", {"rows": [{"json": ROW}]})
+    extract(bigquery, "b", str(tmp_path / "one"), **kind)
+    assert (tmp_path / "one").read_text() == '{"id": "1", "words": ["a"]}\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "found CSV"),
+        ({"destinationFormat": "AVRO"}, "with useAvroLogicalTypes"),
+        ({"destinationFormat": "AVRO", "compression": "SNAPPY"}, "without compression, found SNAPPY"),
+        ({"destinationUris": ["a-*", "b-*"]}, "one address"),
+        ({"sourceTable": {**TABLE, "tableId": "none"}}, "Not found: Table project:dataset.none"),
+    ],
+)
+def test_an_extract_job_that_fails_says_why(
+    settings: dict[str, Any], message: str, bigquery: FakeBigQuery, tmp_path: Path
+) -> None:
+    bigquery.create_table("dataset.words", COLUMNS)
+    job = extract(bigquery, "a", str(tmp_path / "rows"), **settings)
+    assert message in job["status"]["errorResult"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_query_returns_what_is_prepared_once_its_tables_exist(bigquery: FakeBigQuery) -> None:
+    bigquery.prepare_query("SELECT *", COLUMNS, [ROW], reads=["dataset.words"])
+    query = {"query": "SELECT *", "destinationTable": {**TABLE, "tableId": "result"}}
+    job = {"jobReference": {"projectId": "project", "jobId": "q"}, "configuration": {"query": query}}
+    assert send(bigquery, "POST", "jobs", job)[0] == 404
+    bigquery.create_table("dataset.words", COLUMNS)
+    dry = {**job, "configuration": {"query": {"query": "SELECT *"}, "dryRun": True}}
+    _, found = send(bigquery, "POST", "jobs", dry)
+    assert found["statistics"]["query"]["referencedTables"] == [TABLE]
+    assert bigquery.jobs == []
+    assert send(bigquery, "POST", "jobs", job)[1]["status"] == {"state": "DONE"}
+    assert bigquery.rows("dataset.result") == [ROW]
+    with pytest.raises(InvalidArgument, match="does not fit the columns: Missing required field: id"):
+        bigquery.prepare_query("SELECT id", COLUMNS, [{"words": []}])
+
+
+def test_a_dataset_is_deleted_with_its_tables_if_asked_to(bigquery: FakeBigQuery) -> None:
+    reference = {"projectId": "project", "datasetId": "more"}
+    send(bigquery, "POST", "datasets", {"datasetReference": reference, "labels": {"kind": "temporary"}})
+    assert send(bigquery, "POST", "datasets", {"datasetReference": reference})[0] == 409
+    bigquery.create_table("more.words", COLUMNS)
+    _, found = send(bigquery, "GET", "datasets?filter=labels.kind:temporary")
+    assert [each["datasetReference"] for each in found["datasets"]] == [reference]
+    assert send(bigquery, "DELETE", "datasets/more")[0] == 400
+    assert send(bigquery, "DELETE", "datasets/more?deleteContents=True")[0] == 200
+    assert (bigquery.datasets, bigquery.tables) == (["project:dataset"], [])
+
+
 def test_what_it_does_not_have_it_refuses(bigquery: FakeBigQuery) -> None:
     assert send(bigquery, "GET", "datasets/dataset/tables/none")[0] == 404
     assert send(bigquery, "GET", "queries/some")[0] == 501
     query = {"jobReference": {"projectId": "project", "jobId": "q"}, "configuration": {"query": {"query": "SELECT 1"}}}
     status, found = send(bigquery, "POST", "jobs", query)
-    assert (status, found["error"]["message"]) == (501, "FakeBigQuery runs load and copy jobs, found ['query']")
+    assert (status, found["error"]["errors"][0]["reason"]) == (400, "invalidQuery")
+    assert "with prepare_query: none. Found 'SELECT 1'" in found["error"]["message"]
+    other = {**query, "configuration": {"undelete": {}}}
+    status, found = send(bigquery, "POST", "jobs", other)
+    message = "FakeBigQuery runs load, copy, extract, query jobs, found ['undelete']"
+    assert (status, found["error"]["message"]) == (501, message)
     with pytest.raises(InvalidArgument, match=r"expected dataset\.table"):
         bigquery.rows("words")

@@ -50,6 +50,8 @@ _LATE: Mapping[str, Sequence[str]] = {
     "apache_beam.io.gcp.bigquery_tools": ("regex",),
     "apache_beam.io.gcp.gce_metadata_util": ("requests",),
 }
+# Modules that a module takes from a package, and of which only its functions use something.
+_TAKEN: Mapping[str, tuple[str, str]] = {"apache_beam.io.gcp.pubsub": ("google.cloud", "pubsub")}
 # Modules of which a module takes names that its functions call.
 _CALLED: Mapping[str, Sequence[str]] = {
     "apache_beam.transforms.util": ("cryptography.fernet",),
@@ -87,7 +89,7 @@ def install(others: Mapping[str, Run]) -> None:
     A module that is imported already stays as it is. Calling this again changes nothing.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        runs = dict.fromkeys((*_PARTS, *_LIBRARIES, *_REFUSED, *_LATE, *_CALLED), _run_lean) | dict(others)
+        runs = dict.fromkeys((*_PARTS, *_LIBRARIES, *_REFUSED, *_LATE, *_TAKEN, *_CALLED), _run_lean) | dict(others)
         sys.meta_path.insert(0, _Finder(runs))  # type: ignore[arg-type]  # importlib.abc would cost each start 3 ms
 
 
@@ -166,9 +168,11 @@ class _Imports:
 
     def find(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Do what ``__import__`` does, or return a stand-in."""
-        if self.is_running and name not in sys.modules:
+        if self.is_running and (name not in sys.modules or self._importer in _TAKEN):
             if _REFUSED.get(self._importer) == name:
                 raise ImportError(f"{name} is imported when it is used", name=name)
+            if name == _TAKEN.get(self._importer, ("",))[0] and _is_installed(".".join(_TAKEN[self._importer])):
+                return _Taken(name, _TAKEN[self._importer][1], self)
             library = _PARTS.get(self._importer, {}).get(name)
             if library is not None and library not in sys.modules:
                 self.left_out.append(name)
@@ -185,7 +189,10 @@ class _Imports:
 def _is_installed(library: str) -> bool:
     from importlib.util import find_spec  # here, because only processes that import Beam need it
 
-    return find_spec(library) is not None
+    try:
+        return find_spec(library) is not None
+    except ModuleNotFoundError:  # not even its package is there
+        return False
 
 
 class _Nothing(ModuleType):
@@ -218,6 +225,14 @@ class _Late(ModuleType):
         if self._imports.is_running:
             return ForwardRef(f"{self.__name__}.{name}")
         return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Taken(ModuleType):
+    """A package of which a module takes a module that is imported when something of that is used."""
+
+    def __init__(self, name: str, taken: str, imports: _Imports) -> None:
+        super().__init__(name)
+        setattr(self, taken, _Late(f"{name}.{taken}", imports))
 
 
 def _import_late(module: ModuleType, imports: _Imports) -> None:

@@ -1,4 +1,4 @@
-"""Fakes for tests (a device, a model, a clock, tables, Kafka, BigQuery) and checks of what you plug in.
+"""Fakes for tests (a device, a model, a clock, tables, Kafka, Pub/Sub, BigQuery) and checks of what you plug in.
 
 Every name is imported when it is first used: a fake of Kafka needs no model.
 """
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from luminosity._shared.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from luminosity.testing.bigquery.fake import FakeBigQuery
     from luminosity.testing.drift_conformance import check_drift_test
-    from luminosity.testing.fake_bigquery import FakeBigQuery
     from luminosity.testing.fake_device import (
         Clock,
         FakeBatch,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FakeModel,
         FakeOutOfMemory,
     )
+    from luminosity.testing.fake_pubsub import FakePubSub
     from luminosity.testing.kafka_broker import KafkaBroker
     from luminosity.testing.scripted_kafka import ScriptedKafka
     from luminosity.testing.tables import FakeTable, equal_table
@@ -35,6 +36,7 @@ __all__ = [
     "FakeDeviceHandler",
     "FakeModel",
     "FakeOutOfMemory",
+    "FakePubSub",
     "FakeTable",
     "KafkaBroker",
     "ScriptedKafka",

@@ -13,7 +13,7 @@ import pyarrow as pa
 from apache_beam.testing.util import BeamAssertException
 from pyarrow import csv, parquet
 
-from luminosity.errors import InvalidType
+from luminosity.errors import InvalidType, TableError
 from luminosity.io.formats import Format, recognise
 from luminosity.tables.types import arrow_type, is_any_list
 
@@ -113,6 +113,8 @@ class FakeTable:
     def write(self, path: Any) -> None:
         """Write the table to one local file, in the format and compression of its suffix."""
         kind, compression = recognise(str(path))
+        if not kind.is_written:
+            raise TableError(f"{path}: {kind.value} can only be read")
         if kind is Format.PARQUET:
             parquet.write_table(self._table, path)
             return

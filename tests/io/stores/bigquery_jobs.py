@@ -1,13 +1,13 @@
-"""Write to a fake BigQuery in several ways, and print what came of each as JSON.
+"""Write to a fake BigQuery and read from it in several ways, and print what came of each as JSON.
 
-A script of its own: Beam's sink needs packages that other tests do without, because they slow every start of Beam.
+A script of its own: Beam's sink and sources need packages that other tests do without, because they slow every start of
+Beam.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
 import sys
 import tempfile
 from decimal import Decimal
@@ -17,14 +17,12 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 from apache_beam.io.gcp.bigquery_tools import RetryStrategy
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
+from bigquery_reads import IN_PROCESS, READS, TWO_WORKERS, files_of, pipeline
 
 from luminosity import RowsFromTable, bigquery_schema
 from luminosity.testing import FakeBigQuery
 
-IN_PROCESS = ["--debug"]
-TWO_WORKERS = ["--cpu_workers=2"]
 TABLE = "project:dataset.reviews"
 OLD = [{"id": 99, "text": "old"}]
 COLUMNS = [{"name": "id", "type": "INTEGER"}, {"name": "text", "type": "STRING"}]
@@ -44,19 +42,8 @@ BATCH = pa.record_batch(
 )
 
 
-def pipeline(*options: str) -> beam.Pipeline:
-    fixed = ["--runner=luminosity.LuminosityRunner", "--progress=off", "--run_dir=off", "--job_name=nightly"]
-    return beam.Pipeline(options=PipelineOptions([*fixed, *options]))
-
-
-def write(bigquery: FakeBigQuery, folder: str, table: Any, **settings: Any) -> beam.PTransform:
-    return beam.io.WriteToBigQuery(
-        table, custom_gcs_temp_location=folder, validate=False, test_client=bigquery.client, **settings
-    )
-
-
-def files_of(folder: str) -> list[str]:
-    return sorted(os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+def write(folder: str, table: Any, **settings: Any) -> beam.PTransform:
+    return beam.io.WriteToBigQuery(table, custom_gcs_temp_location=folder, validate=False, **settings)
 
 
 def load_a_table(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
@@ -65,11 +52,7 @@ def load_a_table(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
     schema = bigquery_schema(BATCH.schema)
     with pipeline(*TWO_WORKERS) as p:
         batches = p | beam.Create([BATCH.slice(0, 1), BATCH.slice(1, 1), BATCH.slice(2, 1)]) | beam.Reshuffle()
-        _ = (
-            batches
-            | RowsFromTable()
-            | write(bigquery, folder, TABLE, schema=schema, write_disposition="WRITE_TRUNCATE")
-        )
+        _ = batches | RowsFromTable() | write(folder, TABLE, schema=schema, write_disposition="WRITE_TRUNCATE")
     found = sorted(bigquery.rows(TABLE), key=lambda row: row["id"])
     lines = [json.loads(line) for path in files_of(folder) for line in Path(path).read_text().splitlines()]
     return {
@@ -89,11 +72,11 @@ def load_by_language(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
             p
             | beam.Create(rows)
             | write(
-                bigquery,
                 folder,
                 lambda row: f"project:dataset.{row['text']}",
                 schema={"fields": COLUMNS},
                 temp_file_format="AVRO",
+                test_client=bigquery.client,
             )
         )
     ids = {name: sorted(row["id"] for row in bigquery.rows(f"dataset.{name}")) for name in ("de", "fr")}
@@ -106,7 +89,7 @@ def load_a_bad_row(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
     try:
         with pipeline(*IN_PROCESS) as p:
             rows = p | beam.Create([{"id": 1, "text": "fine"}, {"id": "seven", "text": "bad"}])
-            _ = rows | write(bigquery, folder, TABLE, schema={"fields": COLUMNS})
+            _ = rows | write(folder, TABLE, schema={"fields": COLUMNS})
     except Exception as found:
         error = f"{type(found).__name__}: {found}"
     lines = [json.loads(line) for path in files_of(folder) for line in Path(path).read_text().splitlines()]
@@ -117,7 +100,6 @@ def insert_rows(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
     with pipeline(*IN_PROCESS) as p:
         rows = p | beam.Create([{"id": 1, "text": "fine"}, {"id": "seven", "text": "bad"}, {"id": 3, "text": "good"}])
         written = rows | write(
-            bigquery,
             folder,
             TABLE,
             schema={"fields": COLUMNS},
@@ -145,8 +127,8 @@ def use_the_storage_api(bigquery: FakeBigQuery, folder: str) -> dict[str, Any]:
 
 def main() -> None:
     found: dict[str, Any] = {}
-    for case in (load_a_table, load_by_language, load_a_bad_row, insert_rows, use_the_storage_api):
-        with FakeBigQuery() as bigquery, tempfile.TemporaryDirectory() as folder:
+    for case in (load_a_table, load_by_language, load_a_bad_row, insert_rows, use_the_storage_api, *READS):
+        with FakeBigQuery(rows_per_file=3) as bigquery, tempfile.TemporaryDirectory() as folder:
             found[case.__name__] = {**case(bigquery, folder), "jobs": bigquery.jobs}
     json.dump(found, sys.stdout)
 

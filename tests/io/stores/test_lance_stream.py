@@ -9,13 +9,15 @@ import apache_beam as beam
 import lancedb
 import pyarrow as pa
 import pytest
+from apache_beam.io.filesystem import BeamIOError
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import FixedWindows
 
 from luminosity import WriteLance
 from luminosity.errors import StoreError, WriteError
 from luminosity.io.stores import lance_table
 from luminosity.io.stores.lance_table import NOTE_SUFFIX, LanceTable
-from luminosity.io.stores.staging import StagedFile, StagedRows
+from luminosity.io.stores.staging import StagedFile, StagedRows, remove_staged
 from tests.runners import IS_REFERENCE
 from tests.streams import Notes, early_and_late_panes, run_stream, stream_of, tables
 
@@ -75,6 +77,25 @@ def test_staged_files_of_rows_that_came_too_late_are_removed(tmp_path: Path) -> 
     run_stream(build)
     assert notes.read() == [[1, 0], [2, 0], [21, 0], [23, 1]]
     assert _numbers(path) == [1, 21, 23]
+
+
+def test_files_that_another_step_removes_meanwhile_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / name for name in ("one", "two")]
+    for file in files:
+        file.touch()
+    delete = FileSystems.delete
+
+    def delete_late(paths: list[str]) -> None:
+        files[0].unlink(missing_ok=True)
+        if str(files[0]) in paths:
+            raise BeamIOError("Match operation failed")  # before any is deleted
+        delete(paths)
+
+    monkeypatch.setattr(FileSystems, "delete", delete_late)
+    remove_staged([str(file) for file in files])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_streams_that_can_not_be_complete_are_refused(tmp_path: Path) -> None:

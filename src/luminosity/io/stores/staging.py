@@ -15,6 +15,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.pvalue import AsList, AsSingleton
 from apache_beam.transforms.window import GlobalWindows, WindowedValue
@@ -28,7 +29,7 @@ from luminosity.io.writing.pane_steps import CommitPanes, PaneCommitter, PaneOfE
 from luminosity.io.writing.window_files import GroupByPane
 from luminosity.runs.run_ids import CheckpointedRun, RunIdentity, new_id
 
-__all__ = ["StagedFile", "StagedRows", "StagingFolder", "staging_folders", "write_staged"]
+__all__ = ["StagedFile", "StagedRows", "StagingFolder", "remove_staged", "staging_folders", "write_staged"]
 
 _STAGED = ".staged-"  # in the names of folders with the rows of a run
 _ROWS_PER_FILE = 100_000  # about: a file is read at once if its rows are merged
@@ -270,7 +271,7 @@ class _Remove(beam.DoFn):
     def process(self, element: tuple[list[Any], list[str]]) -> list[Any]:
         """Remove the files."""
         outputs, paths = element
-        _remove(paths)
+        remove_staged(paths)
         return outputs
 
 
@@ -288,13 +289,23 @@ class _RemoveLater(beam.DoFn):
     ) -> list[Any]:
         """Remove the files later."""
         outputs, paths = element
-        finalizer.register(functools.partial(_remove, paths))
+        finalizer.register(functools.partial(remove_staged, paths))
         return outputs
 
 
-def _remove(paths: Sequence[str]) -> None:
-    if there := [path for path in paths if FileSystems.exists(path)]:
-        FileSystems.delete(there)
+def remove_staged(paths: Sequence[str]) -> None:
+    """Remove files that are there. The step that removes what came too late may be at the same ones."""
+    try:
+        if there := [path for path in paths if FileSystems.exists(path)]:
+            FileSystems.delete(there)
+    except BeamIOError:  # One of them is gone, and perhaps none of the others was removed.
+        for path in paths:
+            try:
+                if FileSystems.exists(path):
+                    FileSystems.delete([path])
+            except BeamIOError:
+                if FileSystems.exists(path):
+                    raise
 
 
 def _make(folder: str) -> None:

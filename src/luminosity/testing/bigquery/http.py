@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from luminosity.errors import MissingExtra
-from luminosity.testing.bigquery_tables import Refused
+from luminosity.testing.bigquery.tables import Refused
 
 __all__ = ["BigQueryClient", "handler_of"]
 
-_STATUSES = {"notFound": 404, "duplicate": 409, "notImplemented": 501}
+_STATUSES = {"accessDenied": 403, "notFound": 404, "duplicate": 409, "notImplemented": 501}
 _IDLE_S = 60  # after which a connection that a client keeps open is closed
 _TIMEOUT_S = 60  # for a response of a server on the same machine
 
@@ -84,7 +84,10 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def handler_of(answer: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> type[BaseHTTPRequestHandler]:
-    """Return a handler that sends what ``answer`` returns, or its refusal, as JSON."""
+    """Return a handler that sends what ``answer`` returns, or its refusal, as JSON.
+
+    ``answer`` gets the method, the path, and the body or, if there is none, the parameters of the query.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -97,8 +100,10 @@ def handler_of(answer: Callable[[str, str, dict[str, Any]], dict[str, Any]]) -> 
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if self.headers.get("Content-Encoding") == "gzip":
                 content = gzip.decompress(content)
+            address = urlsplit(self.path)
+            asked = json.loads(content) if content else dict(parse_qsl(address.query))
             try:
-                status, response = 200, answer(self.command, urlsplit(self.path).path, json.loads(content or b"{}"))
+                status, response = 200, answer(self.command, address.path, asked)
             except Refused as error:
                 status = _STATUSES.get(error.reason, error.status)
                 details = {"reason": error.reason, "message": error.message}

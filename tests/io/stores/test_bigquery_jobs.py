@@ -1,4 +1,4 @@
-"""Beam's sink for BigQuery on this runner: what its jobs request, what their files hold, and what a bad row leaves."""
+"""Beam's sink and sources for BigQuery on this runner: their jobs and files, and what a failure says and leaves."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tests.runners import IS_REFERENCE
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-PACKAGES = Path(sys.prefix) / "bigquery"  # where `make setup` puts what Beam's sink imports
+PACKAGES = Path(sys.prefix) / "bigquery"  # where `make setup` puts what Beam's sink and source import
+THE_LAST_ADDED = "google/cloud/bigquery_storage_v1"
 
 pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="the script names its runner")
 
 
 def run(*command: Any) -> str:
-    assert (PACKAGES / "apitools").is_dir(), f"{PACKAGES} has no packages: run make setup"
+    assert (PACKAGES / THE_LAST_ADDED).is_dir(), f"{PACKAGES} lacks packages: run make setup"
     path = os.pathsep.join([str(REPOSITORY / "src"), str(PACKAGES)])
     # Beam looks for the address of a Google machine: this proxy, which does not exist, keeps it on the loopback.
     away = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1"}
@@ -70,8 +71,7 @@ def test_several_tables_are_loaded_aside_and_copied(found: dict[str, Any]) -> No
     assert {copy["sourceTable"]["tableId"] for copy in copies} == temporary
     assert sorted(copy["destinationTable"]["tableId"] for copy in copies) == ["de", "fr"]
     assert {copy["writeDisposition"] for copy in copies} == {"WRITE_APPEND"}
-    kinds = [next(iter({"load", "copy"} & set(job["configuration"]))) for job in case["jobs"]]
-    assert kinds == ["load", "load", "copy", "copy"], "no copy before all loads are done"
+    assert kinds_of(case) == ["load", "load", "copy", "copy"], "no copy before all loads are done"
     assert case["ids"] == {"de": [1, 3, 5, 7, 9, 99], "fr": [0, 2, 4, 6, 8]}
     assert sorted(case["tables"]) == ["project:dataset.de", "project:dataset.fr"]
 
@@ -93,6 +93,73 @@ def test_the_storage_api_is_refused_while_the_pipeline_is_built(found: dict[str,
     error = found["use_the_storage_api"]["error"]
     assert error.startswith("UnsupportedPipeline: Beam runs StorageWriteToBigQuery")
     assert "method='FILE_LOADS'" in error
+
+
+NOTHING_MORE = {"files": 0, "datasets": ["project:dataset"], "tables": ["project:dataset.read"]}
+
+
+def kinds_of(case: dict[str, Any]) -> list[str]:
+    kinds = {"copy", "extract", "load", "query"}
+    return [next(iter(kinds & set(job["configuration"]))) for job in case["jobs"]]
+
+
+def left_of(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: case[name] for name in NOTHING_MORE}
+
+
+def test_a_table_is_exported_once_and_each_row_of_its_files_read_once(found: dict[str, Any]) -> None:
+    case = found["read_a_table"]  # the script has compared the rows, with every type
+    (job,) = case["jobs"]
+    extract = job["configuration"]["extract"]
+    assert (extract["destinationFormat"], extract["useAvroLogicalTypes"]) == ("AVRO", True)
+    assert extract["sourceTable"] == {"projectId": "project", "datasetId": "dataset", "tableId": "read"}
+    assert job["statistics"]["extract"]["destinationUriFileCounts"] == ["3"], "7 rows, of which 3 go into a file"
+    assert left_of(case) == NOTHING_MORE
+
+
+def test_a_query_goes_through_a_temporary_table(found: dict[str, Any]) -> None:
+    case = found["read_a_query"]
+    assert kinds_of(case) == ["query", "extract"] * 2
+    for query, extract in zip(case["jobs"][::2], case["jobs"][1::2], strict=True):
+        destination = query["configuration"]["query"]["destinationTable"]
+        assert destination["datasetId"].startswith("beam_temp_dataset_")
+        assert extract["configuration"]["extract"]["sourceTable"] == destination
+    formats = {job["configuration"]["extract"]["destinationFormat"] for job in case["jobs"][1::2]}
+    assert formats == {"AVRO", "NEWLINE_DELIMITED_JSON"}
+    assert left_of(case) == NOTHING_MORE
+
+
+def test_requests_for_tables_and_queries_may_be_elements(found: dict[str, Any]) -> None:
+    case = found["read_all"]
+    assert sorted(kinds_of(case)) == ["extract", "extract", "query"]
+    assert left_of(case) == {**NOTHING_MORE, "files": 2}, "Beam leaves the files of ReadAllFromBigQuery"
+
+
+def test_an_export_that_fails_says_why(found: dict[str, Any]) -> None:
+    case = found["fail_to_export"]
+    for source in ("table", "query"):
+        assert case[source].startswith("StepFailed: step 'ReadFromBigQuery/Read")
+        assert "Access Denied: File" in case[source]
+    assert "Not found: Table project:dataset.reads" in case["none"]
+    assert kinds_of(case) == ["extract", "query", "extract"]
+    assert left_of(case) == {**NOTHING_MORE, "files": 1}, "the file in place of a folder is not ours"
+
+
+def test_files_of_an_earlier_attempt_are_not_read(found: dict[str, Any]) -> None:
+    assert left_of(found["export_again"]) == NOTHING_MORE  # the script has compared the rows
+
+
+def test_a_step_that_fails_leaves_the_files_of_an_export_but_no_dataset(found: dict[str, Any]) -> None:
+    case = found["fail_after_export"]
+    assert "ZeroDivisionError" in case["error"]
+    assert left_of(case) == {**NOTHING_MORE, "files": 1}
+
+
+def test_direct_reads_bring_tables_and_queries(found: dict[str, Any]) -> None:
+    case = found["read_directly"]  # the script has compared the rows, in Avro and in Arrow
+    assert kinds_of(case) == ["query"]
+    assert left_of(case) == NOTHING_MORE
+    assert "selected fields do not exist in the table schema: none" in found["fail_to_read_directly"]["error"]
 
 
 def test_the_example_runs_offline() -> None:

@@ -1,0 +1,1 @@
+"""A BigQuery in Python for tests."""
