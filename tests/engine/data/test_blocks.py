@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import apache_beam as beam
 import pytest
@@ -14,7 +16,8 @@ from apache_beam.transforms.window import GlobalWindows
 from luminosity import LuminosityRunner
 from luminosity.engine.data import wire
 from luminosity.engine.data.blocks import Block, BlockStore
-from luminosity.engine.loop.bundle import slice_blocks
+from luminosity.engine.data.shard import Shard
+from luminosity.engine.loop.bundle import Bundle, slice_blocks
 from luminosity.engine.plan.codecs import Codecs, ElementCodec
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.spill.quota import Ledger, WriterQuota
@@ -102,6 +105,26 @@ def test_elements_are_found_across_blocks(codec_and_encode: tuple[ElementCodec, 
                 block.release()
     for block in blocks:
         block.release()
+
+
+@pytest.mark.parametrize(
+    ("is_exclusive", "expected"), [(True, [b"ab", b"c", b"de"]), (False, [b"abde", b"c"])], ids=["keys", "any"]
+)
+def test_an_element_is_cut_out_of_a_bundle_and_keys_stay_in_order(
+    codec_and_encode: tuple[ElementCodec, object], store: BlockStore, is_exclusive: bool, expected: list[bytes]
+) -> None:
+    codec = codec_and_encode[0]
+    blocks = [
+        store.of_bytes(encoded(codec_and_encode, part), len(part), 0) for part in ([b"a", b"b", b"c"], [b"d", b"e"])
+    ]
+    stage = cast(Any, SimpleNamespace(codec=lambda _: codec))
+    whole = Bundle(stage, (Shard(["read"], is_exclusive=is_exclusive),), {"read": blocks})
+    parts, alone = whole.without_element("read", 2)
+    found = [b"".join(v for block in part.inputs["read"] for v in values(codec, block)) for part in parts]
+    assert found == expected
+    assert found[parts.index(alone)] == b"c"
+    for part in parts:
+        part.release()
 
 
 def test_a_file_lives_until_its_last_reference(

@@ -524,6 +524,7 @@ def test_values_of_open_windows_count_as_memory_and_move_to_disk(tmp_path: Path,
     assert list(tmp_path.glob("spill*")) == []
 
 
+@pytest.mark.thorough
 def test_workers_fetch_the_values_of_a_large_pane_piece_by_piece(tmp_path: Path) -> None:
     group = _Group(tmp_path, FixedWindows(100))
     group.add("a", *([1.0] * 40_000), *([2.0] * 40_000))

@@ -38,6 +38,7 @@ def _kill_fork_server() -> None:
     time.sleep(_PATIENCE_S)
 
 
+@pytest.mark.thorough
 def test_results_are_exact_while_the_fork_server_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     count, keys, deadly = 900, 5, (100, 400, 401, 700)
 

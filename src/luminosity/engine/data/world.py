@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol
 
-__all__ = ["THIS_MACHINE", "Clock", "Mailbox", "ManualClock", "StartThread", "Task", "WallClock", "World"]
+__all__ = ["THIS_MACHINE", "Clock", "Condition", "Mailbox", "ManualClock", "StartThread", "Task", "WallClock", "World"]
 
 
 class Clock(Protocol):
@@ -84,6 +85,28 @@ class Task(Protocol):
         ...
 
 
+class Condition(Protocol):
+    """A lock, and a change for which threads wait, with the methods of ``threading.Condition``."""
+
+    def __enter__(self) -> bool:
+        """Take the lock."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        """Release the lock."""
+        ...
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until the predicate holds, or until the timeout. Returns whether it holds."""
+        ...
+
+    def notify_all(self) -> None:
+        """Let all that wait look at their predicate again."""
+        ...
+
+
 class Mailbox(Protocol):
     """The queue of messages to the loop, with the methods of ``queue.SimpleQueue``."""
 
@@ -124,6 +147,7 @@ class World:
     start_thread: StartThread = _start_thread  # runs a function beside the loop
     token: Callable[[int], str] = secrets.token_hex  # makes a name of so many bytes that nothing else has
     mailbox: Callable[[], Mailbox] = queue.SimpleQueue  # makes a queue for what other threads tell the loop
+    condition: Callable[[], Condition] = threading.Condition  # makes what the loop and a thread beside it wait with
 
 
 THIS_MACHINE = World()

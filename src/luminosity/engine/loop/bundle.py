@@ -203,11 +203,14 @@ class Bundle:
             block.release()
 
     def kept_inputs(self, attempt: Attempt) -> dict[str, list[Block]]:
-        """Return new references to the input that is left after the attempt's splits."""
+        """Return new references to the input that is left after the attempt's splits.
+
+        What they took from a source's restriction is not queued before the bundle is committed, so it is left, too.
+        """
         kept: dict[str, list[Block]] = {}
         for read_id, blocks in self.inputs.items():
             total = sum(block.count for block in blocks)
-            roots = attempt.primary_roots.get(read_id, [])
+            roots = [] if attempt.residuals else attempt.primary_roots.get(read_id, [])
             end = attempt.ends.get(read_id, total) - bool(roots)
             parts = slice_blocks(blocks, self.stage.codec(read_id), 0, end)
             parts += [self.stage.blocks.of_bytes(root, 1, self.hold) for root in roots]
@@ -239,29 +242,38 @@ class Bundle:
             Bundle(self.stage, self.shards, second, {}, self.failures),
         ]
 
-    def without_element(self, read_id: str, index: int) -> list[Bundle]:
-        """Cut out one element: return the others, if there are any, and that element alone, which take over the input.
+    def without_element(self, read_id: str, index: int) -> tuple[list[Bundle], Bundle]:
+        """Cut out one element. Return the bundles that take over the input, and which of them has that element alone.
 
-        The timers stay with the others.
+        The others go first, unless they could have the same key and come after the element: keys stay in order. Timers
+        stay with the others.
         """
         if self.pieces < 2:
-            return [self]
+            return [self], self
         others: dict[str, list[Block]] = {}
+        after: dict[str, list[Block]] = {}
         alone: dict[str, list[Block]] = {}
         for each, blocks in self.inputs.items():
             codec, total = self.stage.codec(each), sum(block.count for block in blocks)
-            if each != read_id:
-                others[each] = slice_blocks(blocks, codec, 0, total)
-                continue
-            alone[each] = slice_blocks(blocks, codec, index, index + 1)
-            rest = slice_blocks(blocks, codec, 0, index) + slice_blocks(blocks, codec, index + 1, total)
-            if rest:
-                others[each] = rest
+            end = index if each == read_id else total
+            before = slice_blocks(blocks, codec, 0, end)
+            behind = slice_blocks(blocks, codec, end + 1, total)
+            if each == read_id:
+                alone[each] = slice_blocks(blocks, codec, index, index + 1)
+            if behind and self.shards[0].is_exclusive:
+                after[each] = behind
+            else:
+                before += behind
+            if before:
+                others[each] = before
         self.release()
-        return [
+        bundle = Bundle(self.stage, self.shards, alone, {}, self.failures)
+        parts = [
             Bundle(self.stage, self.shards, others, self.timers, self.failures),
-            Bundle(self.stage, self.shards, alone, {}, self.failures),
+            bundle,
+            Bundle(self.stage, self.shards, after, {}, self.failures),
         ]
+        return [part for part in parts if part.pieces], bundle
 
     def _halves_of_timers(self) -> list[Bundle]:
         due = [(family, timer) for family, timers in self.timers.items() for timer in timers]

@@ -115,6 +115,7 @@ class Failures:
         error = StepFailed(message, headline=headline, summary="\n".join([*lines, *saved]), fix=fix)
         error.step, error.traceback = step, name_cells(failure.traceback)
         error.place = describe_location(failure.location) if failure.location else ""
+        error.element = failure.element
         if cause is not None:  # with --debug
             error.__cause__ = cause.with_traceback(from_user_code(cause.__traceback__))
         if self._save is None or bundle.pieces < 2:
@@ -192,9 +193,9 @@ class Failures:
                 return _in_halves(bundle, bundle.search)
             if overdue.place is None:
                 return bundle.halves()
-            others, alone = bundle.without_element(*overdue.place)
+            parts, alone = bundle.without_element(*overdue.place)
             alone.exits = 1
-            return [others, alone]
+            return parts
         summary = f"step {stall.step!r}: one element took longer than {limit} in each of {MAX_ATTEMPTS} attempts"
         place, element, _ = stall.details()
         text = f"{summary}{place}{element}" + (f"; record: {', '.join(records)}" if records else "")

@@ -80,6 +80,7 @@ class _Merged:
         self.name: str = info.labels.get(monitoring_infos.NAME_LABEL, "")
         self.step: str = info.labels.get(monitoring_infos.PTRANSFORM_LABEL, "")
         self.namespace: str = info.labels.get(monitoring_infos.NAMESPACE_LABEL, "")
+        self.pcollection: str = info.labels.get(monitoring_infos.PCOLLECTION_LABEL, "")
         self.urn: str = info.urn
         self.count: int = _NUMBER.decode(info.payload) if self._is_counter else 0  # of a counter
         self._payload: bytes = info.payload
@@ -223,6 +224,19 @@ class RunMetrics:
             metrics = self._by_stage.get(stage, {}).values()
             counts = [metric.count for metric in metrics if metric.urn == monitoring_infos.ELEMENT_COUNT_URN]
         return max(counts, default=0)
+
+    def of_steps(self, stage: str) -> tuple[dict[str, float], dict[str, int]]:
+        """Return the seconds that workers spent in each step of a stage, and the elements of each PCollection."""
+        seconds: dict[str, float] = {}
+        elements: dict[str, int] = {}
+        with self._lock:
+            self._merge_all()
+            for metric in self._by_stage.get(stage, {}).values():
+                if metric.urn == monitoring_infos.TOTAL_MSECS_URN:
+                    seconds[metric.step] = metric.count / 1000
+                elif metric.urn == monitoring_infos.ELEMENT_COUNT_URN:
+                    elements[metric.pcollection] = metric.count
+        return seconds, elements
 
     def counters(self, stage: str, names: Collection[str]) -> dict[str, dict[str, dict[str, int]]]:
         """Return the user counters with these names, by step and namespace."""

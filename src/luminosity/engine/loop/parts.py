@@ -13,7 +13,7 @@ from luminosity.engine.data.world import Clock, World
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.folders import RunFolders
 from luminosity.engine.loop.buffers import BufferRun, Outflow
-from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle
 from luminosity.engine.loop.failures import Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.spill_policy import SpillPolicy
@@ -95,6 +95,10 @@ class CheckpointHook(Protocol):
 
     def finalize_later(self, attempt: Attempt) -> None:
         """Keep a committed attempt until it is saved: its finalization callbacks must not run earlier."""
+        ...
+
+    def will_finalize_in(self, worker: AttemptWorker) -> bool:
+        """Return whether attempts of a worker wait for their finalization."""
         ...
 
     def written(self, message: CheckpointWritten) -> list[Attempt]:

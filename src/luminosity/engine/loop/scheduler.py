@@ -265,13 +265,19 @@ class Scheduler:
         if not worker.is_leaving:
             worker.is_leaving = True
             self._end_early(worker, now)
-        if not worker.bundles and worker not in self._finalizing.values():
+        if not worker.bundles and not self._has_to_finalize(worker):
             worker.is_stopping = True
             self._listener.worker_ends(worker)
             if worker.is_connected and worker.connection is not None:
                 worker.connection.finish()
             else:
                 worker.kill()
+
+    def _has_to_finalize(self, worker: Worker) -> bool:
+        """Return whether bundles of the worker are being finalized, or will be once their checkpoint is safe."""
+        checkpoint = self._parts.checkpoint
+        is_later = checkpoint is not None and checkpoint.will_finalize_in(worker)
+        return is_later or worker in self._finalizing.values()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Sent):
@@ -351,11 +357,11 @@ class Scheduler:
     def _handle_exit(self, worker: Worker, code: int) -> None:
         """Handle the exit of a worker's process: its bundles are retried elsewhere."""
         self._staff.note_exit(worker)
+        for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
+            del self._finalizing[instruction_id]
         if worker.is_stopping:
             self._listener.worker_ended(worker)
             return
-        for instruction_id in [i for i, w in self._finalizing.items() if w is worker]:
-            del self._finalizing[instruction_id]
         overdue = worker.overdue
         self._listener.worker_lost(
             worker, describe_exit(code) if overdue is None else "was ended: an element took too long"

@@ -25,7 +25,6 @@ __all__ = [
     "queue_residual",
     "request",
     "take_work",
-    "where_residual_goes",
     "work_to_take",
 ]
 
@@ -154,7 +153,7 @@ def apply(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.Instructio
         bundle.split_at(now + min(_LONGEST_WAIT_S, wait * 2**rounds))
 
 
-def where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, int, float]:
+def _where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication) -> tuple[str, int, float]:
     """Return the id of the read in which the rest of an element waits, its hold, and for how many seconds it waits."""
     stage, application = bundle.stage, residual.application
     read_id = stage.plan.residual_reads[application.transform_id, application.input_id]
@@ -170,7 +169,7 @@ def where_residual_goes(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleA
 def queue_residual(bundle: Bundle, residual: beam_fn_api_pb2.DelayedBundleApplication, now: float) -> float:
     """Queue the rest of an element that was cut, after its delay. Returns the size of the work that it stands for."""
     stage = bundle.stage
-    read_id, hold, delay = where_residual_goes(bundle, residual)
+    read_id, hold, delay = _where_residual_goes(bundle, residual)
     block = stage.blocks.of_bytes(residual.application.element, 1, hold)
     if stage.is_source and bundle.attempt is not None:
         block.home = bundle.attempt.worker.id  # it may have a reader open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.event_time import MAX
@@ -68,10 +69,13 @@ class StageRun(StageInput):
         return bundle is not None and bundle.is_suspect
 
     def _next_retry(self) -> Bundle | None:
-        """Return the first bundle to retry that can run: no other has its shards or waits for them before it."""
+        """Return the first bundle to retry that can run: no other has its shards or waits for them before it.
+
+        A bundle that has killed its worker may be retried in parts. Those of a TestStream's event keep their order.
+        """
         waiting: set[Shard] = set()
         for bundle in self.retries:
-            if not any(s.is_exclusive and (s.running or s in waiting) for s in bundle.shards):
+            if not any((self.takes_all or s.is_exclusive) and (s.running or s in waiting) for s in bundle.shards):
                 return bundle
             waiting.update(bundle.shards)
         return None
@@ -259,10 +263,24 @@ class StageRun(StageInput):
         old.finished()
         for bundle in reversed(bundles):
             if bundle.pieces:  # all of its input may have been given back
-                bundle.hold_watermark()
-                self.retries.appendleft(bundle)
-                for shard in bundle.shards:
-                    shard.retries += 1
+                self._retry_first(bundle)
+
+    def give_back(self, shards: Sequence[Shard], read_id: str, blocks: list[Block]) -> None:
+        """Queue input that a running bundle of these shards has not begun, before all others. Takes over the blocks.
+
+        If bundles that wait to be retried come after the running one, as the second half of a lost bundle does after
+        the first, the input comes before them: elements of a key stay in order.
+        """
+        if any(shard.is_exclusive and shard.retries for shard in shards):
+            self._retry_first(Bundle(self, tuple(shards), {read_id: blocks}))
+        else:
+            super().give_back(shards, read_id, blocks)
+
+    def _retry_first(self, bundle: Bundle) -> None:
+        bundle.hold_watermark()
+        self.retries.appendleft(bundle)
+        for shard in bundle.shards:
+            shard.retries += 1
 
     def release(self) -> None:
         """Release all input, also that of bundles to retry. Called once, when the run ends."""

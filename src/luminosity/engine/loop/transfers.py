@@ -162,8 +162,8 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
             parts.metrics.count(LETTERS, stage.id, step, count)
     processed = bundle.count - attempt.given_back
     bundle.finished()
-    left = attempt.given_back_size + _queue_residuals(bundle, attempt, now)
-    left += sum(splits.queue_residual(bundle, residual, now) for residual in response.residual_roots)
+    residuals = (*attempt.residuals, *response.residual_roots)
+    left = attempt.given_back_size + sum(splits.queue_residual(bundle, residual, now) for residual in residuals)
     if attempt.residuals or (stage.is_source and attempt.splits_requested):  # it may have refused, and ended itself
         stage.size.was_split(has_output=bool(attempt.outputs))
     if stage.sized_work is not None:
@@ -200,22 +200,20 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
 
 
 def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
-    """Discard everything that the attempt did, except its splits. What is left of the bundle can then be retried."""
+    """Discard everything that the attempt did, except its splits. What is left of the bundle can then be retried.
+
+    What splits took from a source's restriction was not queued yet: the bundle has it again. Otherwise the end of a
+    restriction could be read before its beginning.
+    """
     _end(bundle, attempt)
     bundle.stage.usage.failed += 1
     attempt.drop_outputs()
-    _queue_residuals(bundle, attempt, parts.clock.monotonic())
     if attempt.ends or attempt.primary_roots:
         bundle.replace_inputs(bundle.kept_inputs(attempt))
     parts.state.discard(attempt.instruction_id)
     for shard in bundle.shards:
         shard.renew_state_token()
     bundle.attempt = None
-
-
-def _queue_residuals(bundle: Bundle, attempt: Attempt, now: float) -> float:
-    """Queue what splits took from a source's restriction. Returns the size of the work that it stands for."""
-    return sum(splits.queue_residual(bundle, residual, now) for residual in attempt.residuals)
 
 
 def _end(bundle: Bundle, attempt: Attempt) -> None:

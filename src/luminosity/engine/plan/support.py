@@ -18,6 +18,7 @@ from apache_beam.runners.portability.fn_api_runner import translations
 from apache_beam.transforms import core, external, ptransform
 
 from luminosity._shared.user_code import calling_line
+from luminosity.beam_fixes.stand_ins import stand_in_for
 from luminosity.engine.plan.graph import may_never_end
 from luminosity.engine.plan.translate import MOVE_URNS
 from luminosity.errors import UnsupportedPipeline
@@ -52,10 +53,7 @@ RUNS = (
     | MOVE_URNS
 )
 _NO_URNS = frozenset(["", python_urns.GENERIC_COMPOSITE_TRANSFORM, python_urns.PICKLED_TRANSFORM])
-_PUBSUB_REMEDY = (
-    "read the subscription in a splittable DoFn of your own, with google-cloud-pubsub; or read the records from Kafka, "
-    "with luminosity.ReadKafka; or run the pipeline on Dataflow"
-)
+_PUBSUB_REMEDY = "use beam.io.ReadFromPubSub, whose steps here read the subscription from the workers"
 _NO_STEPS_REMEDY = "let its expand() apply steps that exist, such as a ParDo"
 # What to use in place of a primitive, by URN, or of a transform that Beam has in Java, by the name of its class.
 _REMEDIES = {
@@ -63,7 +61,6 @@ _REMEDIES = {
     common_urns.composites.PUBSUB_WRITE.urn: "use beam.io.WriteToPubSub, whose steps publish from the workers",
     "flink:transform:streaming_impulse:v1": "use PeriodicImpulse of apache_beam.transforms.periodicsequence",
     "GenerateSequence": "use PeriodicSequence of apache_beam.transforms.periodicsequence, or beam.Create(range(n))",
-    "MultipleReadFromPubSub": _PUBSUB_REMEDY,
     "ReadFromJdbc": "query the database in a DoFn, with its driver for Python",
     "ReadFromKafka": "use luminosity.ReadKafka",
     "ReadFromPubSub": _PUBSUB_REMEDY,
@@ -93,8 +90,9 @@ def expanded(transform: Any, source: Any, expand: Callable[[], Any]) -> Any:
     """
     if _is_java(transform):
         raise _refusal(source, transform, "Beam runs {} in Java, and LuminosityRunner runs Python only", _JAVA_REMEDY)
+    stand_in = stand_in_for(transform)
     try:
-        result = expand()
+        result = expand() if stand_in is None else stand_in(transform, source)
     except grpc.RpcError as error:
         service: Any = getattr(transform, "_expansion_service", None)
         if not isinstance(service, str):

@@ -31,7 +31,7 @@ from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter
 from luminosity.engine.workers.sdk.passing import measure_with_letters
 from luminosity.errors import RunCancelled
 
-__all__ = ["DebugWorkers", "InProcessWorker"]
+__all__ = ["DebugWorkers", "InProcessWorker", "data_message", "timers_message"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -66,9 +66,7 @@ class DirectChannel(data_plane.DataChannel):
         """Return the stream for the output of one transform."""
 
         def send(data: bytes, is_last: bool) -> None:
-            message = _Elements()
-            message.data.add(instruction_id=instruction_id, transform_id=transform_id, data=data, is_last=is_last)
-            self._on_elements(message)
+            self._on_elements(data_message(instruction_id, transform_id, data, is_last=is_last))
 
         return BlockStream(lambda count, data: send(self._pack(count, data), False), lambda: send(b"", True))
 
@@ -78,20 +76,34 @@ class DirectChannel(data_plane.DataChannel):
         """Return the stream for the timers of one family."""
 
         def send(timers: bytes, is_last: bool) -> None:
-            message = _Elements()
-            message.timers.add(
-                instruction_id=instruction_id,
-                transform_id=transform_id,
-                timer_family_id=timer_family_id,
-                timers=timers,
-                is_last=is_last,
-            )
-            self._on_elements(message)
+            self._on_elements(timers_message(instruction_id, transform_id, timer_family_id, timers, is_last=is_last))
 
         return data_plane.ClosableOutputStream.create(lambda data: send(data, True), lambda data: send(data, False), 0)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+
+def data_message(instruction_id: str, transform_id: str, data: bytes, *, is_last: bool) -> _Elements:
+    """Return the message for a block of a bundle's output, or for its end."""
+    message = _Elements()
+    message.data.add(instruction_id=instruction_id, transform_id=transform_id, data=data, is_last=is_last)
+    return message
+
+
+def timers_message(
+    instruction_id: str, transform_id: str, timer_family_id: str, timers: bytes, *, is_last: bool
+) -> _Elements:
+    """Return the message for timers that a bundle has set, or for their end."""
+    message = _Elements()
+    message.timers.add(
+        instruction_id=instruction_id,
+        transform_id=transform_id,
+        timer_family_id=timer_family_id,
+        timers=timers,
+        is_last=is_last,
+    )
+    return message
 
 
 class DirectState(sdk_worker.StateHandler):
