@@ -6,6 +6,7 @@ process ends at the N-th time that it comes to a point: see ``_CRASHES``.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -42,6 +43,7 @@ from luminosity.engine.durable import checkpointer, store, synced_log, writer
 from tests.marks import first_time, note, wait_for_file
 
 _WINDOW_S = 20
+_PAUSE_S = 0.01
 RECORDS_PER_SECOND = 100  # of event time: how many records have timestamps in one second
 
 COUNTS = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("vector", pa.list_(pa.float32(), 2))])
@@ -64,10 +66,17 @@ class Count(beam.DoFn):
 
 
 def slowly(seconds: float) -> Callable[[Any], Any]:
-    """Return a function that returns its argument after a while."""
+    """Return a function that returns its argument, and takes so long on average.
+
+    It sleeps once for several elements: on some machines each sleep, however short, lasts for tens of milliseconds.
+    """
+    owed = [0.0]
 
     def wait(value: Any) -> Any:
-        time.sleep(seconds)
+        owed[0] += seconds
+        if owed[0] >= _PAUSE_S:
+            time.sleep(owed[0])
+            owed[0] = 0.0
         return value
 
     return wait
@@ -100,7 +109,42 @@ def publish_counts(pipeline: beam.Pipeline, folder: Path) -> None:
         | "Count" >> beam.ParDo(Count()).with_output_types(dict[str, Any])
     )
     pairs: Any = counted | beam.Map(lambda count: (str(count["key"]), str(count["n"])))
-    _ = pairs | WriteKafka(servers, "out", exactly_once="counts", shards=2)
+    _ = pairs | WriteKafka(servers, "out", exactly_once=os.environ.get("SINK", "counts"), shards=2)
+
+
+class CountOfWindow(beam.DoFn):
+    """Counts the records of a key in each window, and notes the count when a timer fires at the window's end."""
+
+    _NUMBER = beam.DoFn.StateParam(ReadModifyWriteStateSpec("number", VarIntCoder()))
+    _END_SPEC = TimerSpec("end", TimeDomain.WATERMARK)
+    _END = beam.DoFn.TimerParam(_END_SPEC)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def process(
+        self, element: tuple[int, None], window: Any = beam.DoFn.WindowParam, number: Any = _NUMBER, end: Any = _END
+    ) -> None:
+        number.write((number.read() or 0) + 1)
+        end.set(window.max_timestamp())
+
+    @on_timer(_END_SPEC)
+    def at_end(self, key: Any = beam.DoFn.KeyParam, window: Any = beam.DoFn.WindowParam, number: Any = _NUMBER) -> None:
+        note(self._path, f"{key} {int(window.start)} {number.read()}")
+
+
+def count_by_windows(pipeline: beam.Pipeline, folder: Path) -> None:
+    """Note the records of each key and window of a topic, with state and timers. Large blocks wait on the way."""
+    servers = (folder / "servers").read_text()
+    records: Any = pipeline | ReadKafka(servers, "in", max_out_of_orderness=0)
+    padded = records | "Pad" >> beam.Map(lambda record: (int(record.key), os.urandom(2_000)))
+    slow = padded | beam.Reshuffle() | "Slowly" >> beam.Map(slowly(0.0005))
+    _ = (
+        slow
+        | "Key" >> beam.Map(lambda pair: (pair[0], None)).with_output_types(tuple[int, None])
+        | beam.WindowInto(FixedWindows(_WINDOW_S))
+        | "Count" >> beam.ParDo(CountOfWindow(folder / "counts"))
+    )
 
 
 class Tally(beam.DoFn):
@@ -283,6 +327,7 @@ def publish_with_all_sinks(pipeline: beam.Pipeline, folder: Path) -> None:
 JOBS: dict[str, Callable[[beam.Pipeline, Path], None]] = {
     "stream": count_stream,
     "topic": publish_counts,
+    "windows": count_by_windows,
     "batch": group_batch,
     "sinks": publish_with_all_sinks,
     "sums": sum_in_state,
@@ -338,6 +383,7 @@ def _note_syncs(folder: Path) -> None:
 
 
 def main(name: str, folder: str, *options: str) -> None:
+    faulthandler.register(signal.SIGUSR1)  # a test that has waited for too long asks for the stacks
     if os.environ.get("NOTE_SYNCS"):
         _note_syncs(Path(folder))
     if boot_id := os.environ.get("BOOT_ID"):

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
+from luminosity.engine.durable.inspection import inspect
+from luminosity.errors import CheckpointError
 from luminosity.testing import KafkaBroker
 from tests.durability import jobs
 from tests.warm import WarmProcess
@@ -64,8 +66,25 @@ class Job:
         """Wait until a condition holds, or the process has ended. Raises if that takes too long."""
         deadline = time.monotonic() + _LONGEST_S
         while not condition() and self.is_running:
-            assert time.monotonic() < deadline, f"waited {_LONGEST_S:.0f} s for {what}:\n{self.output[-5_000:]}"
+            assert time.monotonic() < deadline, f"waited {_LONGEST_S:.0f} s for {what}:\n{self._situation()}"
             time.sleep(_POLL_S)
+
+    def _situation(self) -> str:
+        """Return what tells a job that stands still from a slow one: checkpoint, processes, stacks and output."""
+        assert self._process is not None
+        saved = f"checkpoint {time.time() - self.saved_at():.1f} s old" if self.saved_at() else "no checkpoint"
+        lines = [f"load {os.getloadavg()[0]:.1f}, {saved}, start {self.starts}"]
+        with contextlib.suppress(CheckpointError):
+            lines += [str(step) for step in inspect(str(self.folder / "checkpoint")).steps]
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            for each in (process, *process.children(recursive=True)):
+                took, age = each.cpu_times(), time.time() - each.create_time()
+                lines.append(f"{each.pid} {each.status()}: {took.user + took.system:.1f} s of {age:.1f} s")
+        before = self.output
+        self._process.send_signal(signal.SIGUSR1)  # ``jobs`` prints its stacks then
+        time.sleep(1)
+        return "\n".join([*lines, before[-5_000:], self.output[len(before) :][-10_000:]])
 
     def wait_for_checkpoint(self) -> None:
         """Wait until this start has saved something."""

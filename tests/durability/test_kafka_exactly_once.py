@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +62,58 @@ def test_each_count_is_in_the_topic_once_although_everything_is_killed(tmp_path:
         for record in kafka.consume("out"):
             found[(record.key or b"").decode()].append(int(record.value or b""))
     assert found == {str(key): list(range(1, _PER_KEY + 1)) for key in range(_KEYS)}
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_each_count_is_in_the_topic_once_although_the_machine_is_lost(tmp_path: Path) -> None:
+    """The topic never has what the copy lacks. A copy that is older is refused; another name continues with it."""
+    chance = random.Random(12)
+    copy, old = tmp_path / "copy", tmp_path / "old"
+    options = f"--checkpoint_copy={copy}", f"--restore_from={copy}"
+    with TransactionalKafka({"in": 4, "out": 3}) as kafka, Job("topic", tmp_path, *options) as job:
+        (tmp_path / "servers").write_text(kafka.bootstrap_servers)
+        everything = [(str(n % _KEYS), b"") for n in range(_KEYS * _PER_KEY)]
+        for part in range(2):
+            before = kafka.count("out")
+            kafka.produce_many("in", everything[part::2])
+            job.start()
+            wanted = len(everything) if part == 1 else before + len(everything) // 6
+            job.wait_for(lambda wanted=wanted: kafka.count("out") >= wanted, "counts in the topic")
+            if part == 0:
+                job.sleep(chance.uniform(0, 0.5))
+            job.kill()
+            if part == 0:
+                shutil.copytree(copy, old)
+            shutil.rmtree(tmp_path / "checkpoint")
+            expire_lease(copy)
+        assert job.output.count("restored ") == 1
+        counts = [((record.key or b"").decode(), int(record.value or b"")) for record in kafka.consume("out")]
+        assert sorted(counts) == sorted((str(key), n) for key in range(_KEYS) for n in range(1, _PER_KEY + 1))
+        shutil.rmtree(copy)
+        old.rename(copy)
+        expire_lease(copy)
+        job.start()
+        assert job.wait() != 0
+        assert "in Kafka, which this checkpoint does not know" in job.output
+        assert "continue with another name as exactly_once=" in job.output
+        job.start(SINK="counts-2")
+        job.wait_for(lambda: kafka.count("out") >= len(everything) + _PER_KEY, "more counts in the topic")
+        job.wait_for(lambda: str(_PER_KEY) in last_values(kafka, len(everything)), "the last counts")
+        job.kill()
+        again = [((record.key or b"").decode(), int(record.value or b"")) for record in kafka.consume("out")]
+        assert set(again) == set(counts)
+
+
+def expire_lease(copy: Path) -> None:
+    """Let the lease of a copy look as it does after a while."""
+    lease = json.loads((copy / "lease.json").read_text())
+    (copy / "lease.json").write_text(json.dumps({**lease, "expires": lease["expires"] - 1_000}))
+
+
+def last_values(kafka: TransactionalKafka, skipped: int) -> set[str]:
+    """Return the values that came to the topic after some others."""
+    return {(record.value or b"").decode() for record in kafka.consume("out")[skipped:]}
 
 
 def test_a_worker_that_stands_still_and_wakes_up_later_writes_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 
 from luminosity.cli import stop
 from luminosity.cli.main import main
-from luminosity.errors import CheckpointError, OptionError, RecordError
+from luminosity.engine.durable.store import CheckpointFolder
+from luminosity.errors import CheckpointError, CheckpointFailed, OptionError, RecordError
 from luminosity.runs import journal, records
 from tests.marks import first_time, note, notes, wait_for_file
 from tests.runners import IS_REFERENCE, finished, start
@@ -82,6 +83,7 @@ def counting(notes_of: Path, window_s: float = 3600) -> Callable[[beam.Pipeline]
     return build
 
 
+_STOCK_SYNC = CheckpointFolder.sync
 _TOTAL = beam.DoFn.StateParam(ReadModifyWriteStateSpec("total", VarIntCoder()))
 
 
@@ -270,3 +272,54 @@ def test_a_second_cancel_ends_a_durable_run_at_once(tmp_path: Path) -> None:
     assert finished(result).state == PipelineState.CANCELLED
     stopping.join(60)
     assert state_in(tmp_path / "checkpoint") == "running"
+
+
+@pytest.fixture
+def disk_that_fails_at_the_end(tmp_path: Path) -> Iterator[None]:
+    """Let syncs fail once the checkpoint says that the run has finished, and leave a file that it did not remove."""
+
+    def sync(folder: CheckpointFolder, files: Iterable[str] = ()) -> None:
+        if folder.meta()["state"] in ("finished", "drained"):
+            left = tmp_path / "checkpoint" / "blocks" / "1" / "left"
+            left.parent.mkdir(parents=True, exist_ok=True)
+            left.touch()
+            raise CheckpointFailed("the disk is full", fix="make room")
+        _STOCK_SYNC(folder, files)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFolder, "sync", sync)
+        yield
+
+
+def assert_does_nothing(checkpoint: Path, build: Callable[[beam.Pipeline], Any], done: Path, state: str) -> None:
+    assert state_in(checkpoint) == state
+    before = notes(done)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFolder, "sync", _STOCK_SYNC)
+        assert finished(start(build, f"--checkpoint_dir={checkpoint}", "--cpu_workers=1")).state == PipelineState.DONE
+    assert notes(done) == before
+    assert not list((checkpoint / "blocks").glob("*/*"))
+
+
+@pytest.mark.usefixtures("disk_that_fails_at_the_end")
+def test_a_run_that_fails_once_its_end_is_saved_has_finished(tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> Any:
+        # Nothing in it waits for a checkpoint, so that its end is its first one.
+        return pipeline | beam.Impulse() | beam.Map(lambda _: note(tmp_path / "done"))
+
+    checkpoint = tmp_path / "checkpoint"
+    with pytest.raises(CheckpointFailed, match="the disk is full"):
+        finished(start(build, f"--checkpoint_dir={checkpoint}", "--cpu_workers=1"))
+    assert len(notes(tmp_path / "done")) == 1
+    assert_does_nothing(checkpoint, build, tmp_path / "done", "finished")
+
+
+@pytest.mark.usefixtures("disk_that_fails_at_the_end")
+def test_a_drain_that_fails_once_its_end_is_saved_leaves_a_drained_run(tmp_path: Path) -> None:
+    checkpoint, build = tmp_path / "checkpoint", counting(tmp_path)
+    result: Any = start(build, f"--checkpoint_dir={checkpoint}", "--cpu_workers=1")
+    wait_for_numbers(tmp_path)
+    result.drain()
+    with pytest.raises(CheckpointFailed, match="the disk is full"):
+        finished(result)
+    assert_does_nothing(checkpoint, build, tmp_path / "numbers", "drained")

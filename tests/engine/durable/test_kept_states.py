@@ -196,7 +196,7 @@ def test_a_restore_that_is_killed_is_refused_until_it_is_repeated(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("luminosity.engine.durable.upkeep.kept_states.reset_mark", kill)
+        patch.setattr("luminosity.engine.durable.upkeep.states.reset_mark", kill)
         with pytest.raises(Killed):
             main(["checkpoint", str(folder), "--restore", "last"])
     with pytest.raises(CheckpointDamaged, match="end with transaction 3, and transaction 4 was written"):

@@ -1,4 +1,4 @@
-"""``lum checkpoint DIR``: show what a run has saved, compare it with its checksums, or go back to an earlier state."""
+"""``lum checkpoint``: show what a run has saved, compare it with its checksums, go back, and keep savepoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import format_bytes
+from luminosity.cli.checkpoint import savepoints
 from luminosity.cli.common.exits import FAILED
 from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import output_console
+from luminosity.errors import OptionError
 from luminosity.runs.views import words
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _SAYS = {
     "drained": "drained: the next start has nothing to do; a new run goes on behind it with --continue_from",
     "finished": "finished: the next start has nothing to do, unless it has --restart",
     "empty": "nothing was saved yet",
+    "savepoint": "a savepoint: a run begins with it in a new --checkpoint_dir, with --savepoint",
 }
 _EPILOG = """\
 You get the state of the run, the age of the last checkpoint, how often the run
@@ -38,20 +41,38 @@ and its watermark. Works while a run uses the folder, and changes nothing.
 
 With --check, everything in the folder is read and compared with its checksums.
 With --restore last, the newest of the earlier states in the folder that is not
-damaged takes the place of the checkpoint: what came after it is repeated.
+damaged takes the place of the checkpoint: what came after it is repeated. With
+--restore NAME, a savepoint does; all earlier states came after it, and go.
+
+A savepoint is a copy that you name and that stays until you remove it. `save`
+takes one while the run goes on, or of a run that has stopped; files of blocks
+are links. NAME may be a path, for a savepoint on another disk. A run begins
+with one in a new folder: --checkpoint_dir=NEW --savepoint=DIR/savepoints/NAME.
 
 exit codes:
-  0  the folder has a checkpoint
-  1  --check: it is damaged
-  2  it has none, or one that a newer release has written; --restore: no earlier
-     state that is not damaged, or a run uses the folder
+  0  done; the folder has a checkpoint
+  1  --check: it is damaged; save: the disk is full
+  2  it has none, or one that a newer release has written; there is no such
+     savepoint, or one with this name already; --restore: what to go back to is
+     damaged, or a run uses the folder
 
 examples:
   lum checkpoint work/checkpoint                  show it
   lum checkpoint work/checkpoint --json           print it as JSON
   lum checkpoint work/checkpoint --check          compare it with its checksums
   lum checkpoint work/checkpoint --restore last   go back to the last good state
+  lum checkpoint save work/checkpoint before-v2   save a savepoint
+  lum checkpoint list work/checkpoint             list all, with sizes and ages
+  lum checkpoint show work/checkpoint before-v2   show what is in one
+  lum checkpoint remove work/checkpoint before-v2
 """
+_USAGE = """lum checkpoint DIR [--json | --check | --restore last|NAME]
+       lum checkpoint save DIR NAME [--json]
+       lum checkpoint list DIR [--json]
+       lum checkpoint show DIR NAME [--json]
+       lum checkpoint remove DIR NAME"""
+_WITH_NAME = ("save", "show", "remove")
+_VERBS = (*_WITH_NAME, "list")
 
 
 def add_to(commands: Any) -> None:
@@ -59,31 +80,71 @@ def add_to(commands: Any) -> None:
     parser = add_command(
         commands,
         "checkpoint",
-        "show what is in a checkpoint folder",
-        "Show what is in the folder that --checkpoint_dir of a run names.",
+        "show what is in a checkpoint folder, and keep savepoints",
+        "Show what is in the folder that --checkpoint_dir of a run names, or keep\nsavepoints of it.",
         _EPILOG,
+        _USAGE,
     )
-    parser.add_argument("folder", metavar="DIR", help="the checkpoint folder")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "words",
+        metavar="DIR",
+        nargs="+",
+        help="the checkpoint folder; before it: save, list, show or remove, for savepoints (a folder with such a name "
+        "is ./save); behind it: the name of the savepoint",
+    )
     chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--json", action="store_true", help="print everything as JSON")
     chosen.add_argument("--check", action="store_true", help="compare everything in the folder with its checksums")
-    chosen.add_argument("--restore", choices=["last"], help="go back to the last good state that was kept")
+    chosen.add_argument("--restore", metavar="last|NAME", help="go back to the last good state, or to a savepoint")
     parser.set_defaults(command=_checkpoint)
 
 
 def _checkpoint(parsed: argparse.Namespace) -> int:
-    if parsed.restore:
-        return restore(parsed.folder)
-    return check(parsed.folder) if parsed.check else checkpoint(parsed.folder, parsed.json)
+    verb, given = "", list(parsed.words)
+    if given[0] in _VERBS:
+        verb = given.pop(0)
+        if parsed.check or parsed.restore:
+            raise OptionError(
+                f"found --{'check' if parsed.check else 'restore'} with {verb}, expected it with DIR alone",
+                fix="see `lum checkpoint --help`",
+            )
+        if parsed.json and verb == "remove":
+            raise OptionError("found --json with remove, expected it with what prints something", fix="leave it out")
+    if len(given) != (2 if verb in _WITH_NAME else 1):
+        wanted = f"`lum checkpoint {verb} DIR{' NAME' if verb in _WITH_NAME else ''}`" if verb else "one DIR"
+        found = " ".join(parsed.words)
+        raise OptionError(f"found `lum checkpoint {found}`, expected {wanted}", fix="see `lum checkpoint --help`")
+    match verb:
+        case "save":
+            return savepoints.save(*given, as_json=parsed.json)
+        case "list":
+            return savepoints.list_all(*given, as_json=parsed.json)
+        case "show":
+            return savepoints.show(*given, as_json=parsed.json, print_checkpoint=checkpoint)
+        case "remove":
+            return savepoints.remove(*given)
+        case _ if parsed.restore:
+            return restore(given[0], parsed.restore)
+        case _:
+            return check(given[0]) if parsed.check else checkpoint(given[0], parsed.json)
 
 
-def restore(folder: str) -> int:
-    """Go back to the newest kept state that is not damaged, and say which it is; return the exit code.
+def restore(folder: str, name: str = "last") -> int:
+    """Go back to a savepoint, or to the newest kept state that is not damaged, and say so; return the exit code.
 
     Raises :class:`CheckpointError` if there is none, or if a run uses the folder.
     """
-    from luminosity.engine.durable.upkeep.kept_states import restore_last  # it imports Beam
+    from luminosity.engine.durable.upkeep.kept_states import restore_last  # these import Beam
+    from luminosity.engine.durable.upkeep.savepoints import restore_savepoint
 
+    if name != "last":
+        savepoint = restore_savepoint(folder, name)
+        when = f"{datetime.fromtimestamp(savepoint.saved_at):%Y-%m-%d %H:%M:%S}"
+        print(
+            f"{folder}: went back to the savepoint {savepoint.name} of {when}; the next start continues there, and "
+            "repeats what came after it"
+        )
+        return 0
     found = restore_last(folder)
     for line in found.passed_over:
         print(f"passed over: {line}", file=sys.stderr)
@@ -106,8 +167,8 @@ def check(folder: str) -> int:
         return FAILED
     print(
         f"{folder}: {words.number(found.rows)} rows, the data of {words.number(found.blocks)} blocks and "
-        f"{words.number(found.files)} files ({format_bytes(found.file_bytes)}), and {words.number(found.kept)} earlier "
-        "states are what was written"
+        f"{words.number(found.files)} files ({format_bytes(found.file_bytes)}), {words.number(found.kept)} earlier "
+        f"states and {words.number(found.savepoints)} savepoints are what was written"
     )
     return 0
 
@@ -145,6 +206,8 @@ def _facts(found: Inspection) -> Table:
     if found.kept:
         times = ", ".join(f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" for at in found.kept)
         facts["kept"] = f"the states of {times}"
+    if found.savepoints:
+        facts["savepoints"] = f"{found.savepoints}: `lum checkpoint list {found.folder}` names them"
     facts["starts"] = str(found.generation)
     if found.holder is not None:
         facts["in use by"] = f"process {found.holder['pid']} on {found.holder['host']}"

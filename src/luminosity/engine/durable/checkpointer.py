@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,14 +11,13 @@ from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.saved_rows import BlockReference
 from luminosity.engine.data.state import StateStore
 from luminosity.engine.data.wire import StateKeys
-from luminosity.engine.data.world import Clock, World
+from luminosity.engine.data.world import World
 from luminosity.engine.durable.copies.copied import CheckpointCopy
 from luminosity.engine.durable.names import SOURCES, Names
 from luminosity.engine.durable.store import CheckpointFolder, Transaction
 from luminosity.engine.durable.writer import CheckpointWriter, Collected, Contents, Removal
-from luminosity.engine.loop import splits
 from luminosity.engine.loop.buffers import BufferRun
-from luminosity.engine.loop.bundle import Attempt, Bundle
+from luminosity.engine.loop.bundle import Attempt, AttemptWorker, Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import CheckpointProgress
 from luminosity.engine.loop.stage import StageRun
@@ -30,6 +30,7 @@ FROM_UPSTREAM = -1.0  # in place of the time at which an entry of a queue is due
 _STABLE_S = 0.05  # how long input behind a Reshuffle waits for a checkpoint, if they are quick
 _PATIENT_S = 1.0  # the same for readers that rather get much at once
 _LOOK_S = 0.1  # between two looks at the copy: finalization is for what others see later
+_LATEST_COPY_S = 60.0  # with a copy that is later, what others see goes on without it: a warning has told that
 _LONGEST_WAIT_S = 10.0  # of the end of a run for a copy that can't be written
 _LONGEST_SHARE = 0.1  # of the loop's time, for checkpoints: after one that took long, the next one waits
 _LONGEST_PAUSE_S = 10.0  # but no longer than this: a kill repeats what was done since, and later changes cost as much
@@ -97,6 +98,9 @@ class Checkpointer:
         self._awaited: dict[str, int] = {}  # by stage: the checkpoint with which its side inputs are saved
         self._unsaved: list[Attempt] = []  # to be finalized after the next checkpoint
         self._saved_attempts: list[_Unfinalized] = []
+        # Checkpoints that the copy may lack, and when they were written.
+        self._uncopied: deque[tuple[int, float]] = deque()
+        self._copied = 0  # the number of the last one that it has, or that is not waited for
         self._look_at = 0.0  # when to look whether the copy has more of their checkpoints
         self._removals: list[Removal] = []
         for stage in parts.stages:
@@ -130,7 +134,7 @@ class Checkpointer:
         if self._copy is not None:
             self._copy.check()
             self.progress.copy_lag_s = self._copy.lag_s
-            if self._saved_attempts and self._notify is not None and now >= self._look_at:
+            if (self._saved_attempts or self._uncopied) and self._notify is not None and now >= self._look_at:
                 self._look_at = now + _LOOK_S
                 self._notify(CheckpointWritten(self._written, self._synced))
         if self._writer.is_busy or now < self.next_due():
@@ -154,6 +158,11 @@ class Checkpointer:
         """Keep an attempt until the checkpoint that has its commit is on the disk."""
         self._unsaved.append(attempt)
 
+    def will_finalize_in(self, worker: AttemptWorker) -> bool:
+        """Return whether attempts of a worker wait for their finalization."""
+        waiting = (self._unsaved, *(each.attempts for each in self._saved_attempts))
+        return any(attempt.worker is worker for attempts in waiting for attempt in attempts)
+
     def has_unsaved(self) -> bool:
         """Return whether attempts wait for their finalization."""
         if self._copy is not None and self._copy.lag_s > _LONGEST_WAIT_S:
@@ -168,10 +177,11 @@ class Checkpointer:
                 self.progress, count=self.progress.count + 1, last_at=now, last_seconds=now - self._submitted[1]
             )
             self._submitted = None
+        if self._copy is not None and message.number > self._written:
+            self._uncopied.append((message.number, self._clock.monotonic()))
         self._written = max(self._written, message.number)
         self._synced = max(self._synced, message.synced)
-        for buffer in self._parts.buffers.values():
-            buffer.release_saved(message.number)
+        self._pass_on_stable()
         waiting: list[Removal] = []
         for removal in self._removals:
             if removal.is_safe(self._written, self._synced):
@@ -191,6 +201,23 @@ class Checkpointer:
         if message.error is not None:
             raise message.error
         return finalizable
+
+    def _pass_on_stable(self) -> None:
+        """Pass on what has waited for a checkpoint that is written, or for readers that are patient, copied.
+
+        What those write elsewhere must be known wherever the run goes on, so that it is not written again.
+        """
+        copied = self._written
+        if self._copy is not None:
+            now = self._clock.monotonic()  # Before the lag: the thread may stand still between the two.
+            lag = self._copy.lag_s
+            safe_until = now - lag if lag <= _LATEST_COPY_S else float("inf")
+            while self._uncopied and self._uncopied[0][1] <= safe_until:
+                self._copied = self._uncopied.popleft()[0]
+            copied = self._copied
+        for buffer in self._parts.buffers.values():
+            is_patient = buffer.stable is not None and buffer.stable.is_patient
+            buffer.release_saved(copied if is_patient else self._written)
 
     def _is_safe(self, waiting: _Unfinalized, safe_until: float) -> bool:
         """Return whether no loss of power, or of the machine if there is a copy, takes a checkpoint away."""
@@ -221,7 +248,8 @@ class Checkpointer:
         """Save that the run has finished: only its metrics stay, and where a drain has ended its sources."""
         assert self._writer is not None
         began_at = self._clock.monotonic()
-        changes = self._new_transaction({"state": state})
+        # It is a checkpoint: if its sync fails, the next start must not begin anew beside the metrics of this one.
+        changes = self._new_transaction({"state": state, "saved_at": f"{self._clock.time():.3f}"})
         collected = Collected(self._contents, changes)
         self._parts.metrics.save(collected, self._metrics_owner)
         stays = ("metrics/", SOURCES)
@@ -284,8 +312,8 @@ class Checkpointer:
     def _save_stage(self, stage: StageRun, bundles: list[Bundle], changes: Collected) -> None:
         entries: dict[str, list[tuple[float, BlockReference]]] = {read.transform_id: [] for read in stage.plan.reads}
         for bundle in bundles:
-            for read_id, due, reference in _remaining(bundle, changes, self._clock):
-                entries[read_id].append((due, reference))
+            for read_id, reference in _remaining(bundle, changes):
+                entries[read_id].append((0.0, reference))
         for shard in stage.shards:
             for read_id, queue in entries.items():
                 queue += [(0.0, changes.refer(block)) for block in shard.queued(read_id)]
@@ -320,27 +348,23 @@ class Checkpointer:
                 changes.remove(owner, b"")
 
 
-def _remaining(bundle: Bundle, changes: Collected, clock: Clock) -> Iterator[tuple[str, float, BlockReference]]:
-    """Yield what an uncommitted bundle still has to do: read, when it is due, and a reference.
+def _remaining(bundle: Bundle, changes: Collected) -> Iterator[tuple[str, BlockReference]]:
+    """Yield what an uncommitted bundle still has to do: the read, and a reference.
 
     What splits took and queued is left out. What they took from a source's restriction waits for the end of the bundle,
-    so it is included.
+    so it still counts as a part of it.
     """
     attempt = bundle.attempt
     if attempt is None or not (attempt.ends or attempt.primary_roots):
         for read_id, blocks in bundle.inputs.items():
             for block in blocks:
-                yield read_id, 0.0, changes.refer(block)
-    else:
-        for read_id, blocks in bundle.kept_inputs(attempt).items():
-            for block in blocks:
-                # A primary part that a split made is in no other block: its bytes go into the row.
-                yield read_id, 0.0, changes.refer(block) if block.content.references > 1 else inlined(block)
-                block.release()
-    for residual in attempt.residuals if attempt is not None else ():
-        read_id, hold, delay = splits.where_residual_goes(bundle, residual)
-        element = residual.application.element
-        yield read_id, clock.time() + delay if delay else 0.0, (0, element, len(element), 1, hold, len(element), b"")
+                yield read_id, changes.refer(block)
+        return
+    for read_id, blocks in bundle.kept_inputs(attempt).items():
+        for block in blocks:
+            # A primary part that a split made is in no other block: its bytes go into the row.
+            yield read_id, changes.refer(block) if block.content.references > 1 else inlined(block)
+            block.release()
 
 
 def inlined(block: Block) -> BlockReference:

@@ -23,6 +23,7 @@ from luminosity.engine.durable.names import unquoted
 from luminosity.engine.durable.place import DATABASE, LOCK, read_only, snapshot
 from luminosity.engine.durable.tables import VERSION
 from luminosity.engine.durable.upkeep.kept_states import kept_times
+from luminosity.engine.durable.upkeep.savepoints import savepoints_of
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.errors import CheckpointDamaged, CheckpointError
 
@@ -66,7 +67,7 @@ class Inspection:
 
     folder: str
     pipeline: str
-    state: str  # running, stopped, drained, finished or failed; "killed" if it says running and nothing holds it
+    state: str  # running, stopped, drained, finished, failed, savepoint; "killed" if it runs and nothing holds it
     generation: int  # how often the run was started
     saved_at: float | None  # seconds since 1970
     holder: dict[str, Any] | None  # the process that holds the folder now
@@ -75,6 +76,7 @@ class Inspection:
     version: int = VERSION
     copy: StoredCopy | None = None
     kept: list[float] = field(default_factory=list[float])  # when earlier states were kept, in seconds since 1970
+    savepoints: int = 0  # in the folder
     steps: list[StoredStep] = field(default_factory=list[StoredStep])
 
     @property
@@ -149,6 +151,7 @@ def _inspect(folder: str, rows: sqlite3.Connection) -> Inspection:
         version=version,
         copy=_copy(folder),
         kept=kept_times(folder),
+        savepoints=len(savepoints_of(folder)),
         steps=_steps(json.loads(meta["shape"]), rows, stored) if "shape" in meta else [],
     )
 

@@ -11,14 +11,16 @@ from collections.abc import Generator
 from pathlib import Path
 
 from luminosity.engine.durable.synced_log import MARK, read_mark
-from luminosity.engine.durable.tables import BLOCKS, KEPT, as_damage, damaged
+from luminosity.engine.durable.tables import BLOCKS, KEPT, SAVEPOINT_NOTE, SAVEPOINTS, as_damage, damaged
 from luminosity.errors import CheckpointError
 
 __all__ = [
+    "BEGINNING",
     "COPY_NOTE",
     "DATABASE",
     "LOCK",
     "OPEN_HERE",
+    "SAVEPOINT_NOTE",
     "SPOOL",
     "check_database",
     "check_names",
@@ -26,6 +28,7 @@ __all__ = [
     "read_only",
     "remains_of",
     "snapshot",
+    "unchanged",
 ]
 
 DATABASE = "checkpoint.sqlite"
@@ -35,8 +38,11 @@ OPEN_HERE: set[str] = set()
 LOCK = "lock"
 COPY_NOTE = "copy.json"  # about the copy of the checkpoint, if there is one
 SPOOL = "copying"  # what is on its way to the copy
+BEGINNING = f"{DATABASE}.beginning"  # the database while a new folder gets what a savepoint has
 _LOG = f"{DATABASE}-wal"
-_OWN_NAMES = frozenset({DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, KEPT, COPY_NOTE, SPOOL, "run-id"})
+_OWN_NAMES = frozenset(
+    {DATABASE, _LOG, f"{DATABASE}-shm", LOCK, MARK, BLOCKS, KEPT, SAVEPOINTS, COPY_NOTE, SPOOL, "run-id"}
+)
 _EVERYTHING = "everything of the run"
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100  # of the database
@@ -48,7 +54,17 @@ def check_names(path: str) -> None:
     """Refuse a folder with other files: a run removes files of its own there."""
     if not os.path.isdir(path):
         return
+    if os.path.exists(os.path.join(path, SAVEPOINT_NOTE)):
+        raise CheckpointError(
+            f"found a savepoint in {path}, expected a folder that a run may change",
+            fix=f"start with a new --checkpoint_dir and --savepoint={path}: the savepoint stays as it is",
+        )
     others = sorted(set(os.listdir(path)) - _OWN_NAMES)
+    if BEGINNING in others:
+        raise CheckpointError(
+            f"{path} is not complete: it did not get all that a savepoint has",
+            fix="repeat the command with --savepoint or --restore that was interrupted",
+        )
     if others and not os.path.exists(os.path.join(path, DATABASE)):
         raise CheckpointError(
             f"found {others[0]!r} in {path}, expected a new or empty folder, or the checkpoint of a run",
@@ -87,7 +103,7 @@ def remains_of(path: str) -> list[str]:
     mark = read_mark(path)
     if mark is not None and (mark.written or mark.synced or mark.unreadable):
         found.append(MARK)
-    return found + [name for name in (BLOCKS, KEPT) if os.path.isdir(os.path.join(path, name))]
+    return found + [name for name in (BLOCKS, KEPT, SAVEPOINTS) if os.path.isdir(os.path.join(path, name))]
 
 
 def _size(path: str) -> int:
@@ -114,11 +130,16 @@ def read_only(folder: str) -> Generator[sqlite3.Connection]:
     Raises :class:`CheckpointError` if the folder has none, and :class:`CheckpointDamaged` if it can't be read.
     """
     database = os.path.join(folder, DATABASE)
-    check_database(folder)
+    is_file = os.path.isfile(folder)
+    if not is_file:
+        check_database(folder)
     if not os.path.isfile(database):
-        found = "no such folder" if not os.path.exists(folder) else "found no checkpoint in it"
+        found = (
+            "found no checkpoint in it" if os.path.isdir(folder) else "found a file" if is_file else "no such folder"
+        )
         raise CheckpointError(f"{folder}: {found}, expected a folder that --checkpoint_dir of a run names")
-    with as_damage(database, _EVERYTHING), snapshot(database) as rows:
+    is_savepoint = os.path.exists(os.path.join(folder, SAVEPOINT_NOTE))
+    with as_damage(database, _EVERYTHING), (unchanged if is_savepoint else snapshot)(database) as rows:
         yield rows
 
 
@@ -127,4 +148,12 @@ def snapshot(database: str) -> Generator[sqlite3.Connection]:
     """Within the context, everything that is read from a database is of one transaction."""
     with contextlib.closing(sqlite3.connect(f"{Path(database).absolute().as_uri()}?mode=ro", uri=True)) as rows:
         rows.execute("BEGIN")
+        yield rows
+
+
+@contextlib.contextmanager
+def unchanged(database: str) -> Generator[sqlite3.Connection]:
+    """Read a database that nothing writes to, and that has no log."""
+    uri = f"{Path(database).absolute().as_uri()}?mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as rows:
         yield rows

@@ -30,7 +30,7 @@ from luminosity.engine.durable.versions.successor import continue_from, source_r
 from luminosity.engine.durable.writer import Contents
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.graph import Graph, Read, Stage
-from luminosity.errors import CheckpointFailed
+from luminosity.errors import CheckpointDamaged, CheckpointFailed
 from luminosity.runs import run_ids
 
 __all__ = ["Checkpoint", "Resumption"]
@@ -56,7 +56,7 @@ class Checkpoint:
         self.folder = folder
         self.copy = copy
         self.comparison = Comparison()
-        self.is_finished = meta.get("state") in ("finished", "drained")
+        self.is_finished = _has_finished(meta)
         # A start that was killed before its first checkpoint has left nothing but the pipeline's shape.
         self.is_resumed = "saved_at" in meta and not self.is_finished
         self._meta = meta
@@ -160,7 +160,11 @@ class Checkpoint:
         )
 
     def tell_finished(self) -> None:
-        """Say that there is nothing to do."""
+        """Say that there is nothing to do, and remove what the run has left if it failed or was killed at its end."""
+        with contextlib.suppress(CheckpointFailed, OSError):  # the disk still fails: another start removes it
+            self.folder.sync()  # only then no start after a power loss needs the files
+            remove_other_files(self.folder, set(), self.new_files)
+            self.folder.forget_kept_states()
         _LOGGER.warning(
             "the run in %s has %s already: nothing to do. Add --restart to run it again",
             self.folder.path,
@@ -177,14 +181,20 @@ class Checkpoint:
         return self.folder
 
     def close(self, *, has_failed: bool = False) -> None:
-        """Stop writing, and release the folder. The last checkpoint of a run that has failed stays as it is."""
+        """Stop writing, and release the folder. The last checkpoint of a run that has failed stays as it is.
+
+        A run may fail after its end is saved: the disk could not sync it, or was too slow. It has finished all the
+        same, and no rows are left from which a start could continue.
+        """
         if self._hook is not None:
             self._hook.close()
         if self.copy is not None:
             self.copy.close()
         if has_failed:
-            with contextlib.suppress(CheckpointFailed):  # the disk is full: what it has is that of a killed run
-                self.folder.note(state="failed")
+            # The disk is full or damaged: what it has is that of a killed run.
+            with contextlib.suppress(CheckpointFailed, CheckpointDamaged):
+                if not _has_finished(self.folder.meta()):
+                    self.folder.note(state="failed")
         self.folder.close()
 
 
@@ -218,6 +228,10 @@ class Resumption:
         """Release the folder."""
         if self.checkpoint is not None:
             self.checkpoint.close()
+
+
+def _has_finished(meta: dict[str, str]) -> bool:
+    return meta.get("state") in ("finished", "drained")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ __all__ = [
     "FILES",
     "KEPT",
     "NUMBER",
+    "SAVEPOINTS",
+    "SAVEPOINT_NOTE",
     "VERSION",
     "StoredContent",
     "as_damage",
@@ -37,6 +39,7 @@ __all__ = [
     "is_damage",
     "make_tables",
     "meta_rows",
+    "remedy_for",
     "row_sums",
     "stored_contents",
     "stored_meta",
@@ -50,6 +53,9 @@ VERSION = 3
 NUMBER = "number"  # in ``meta``: how many transactions were written
 BLOCKS = "blocks"  # the folder of their files
 KEPT = "kept"  # the folder of earlier states
+SAVEPOINTS = "savepoints"  # the folder of those that the user has saved
+SAVEPOINT_NOTE = "savepoint.json"  # in the folder of a savepoint alone
+_FOR_SAVEPOINT = "take another savepoint, or put a copy of this one in its place"
 FILES = "files"  # the owner of the rows that have the size and the checksum of each file, by its path below the folder
 _PIECE_BYTES = 1 << 20  # of a file, read at once
 _FIRST = 3  # so many problems of a database are named
@@ -290,10 +296,19 @@ def damaged(path: str, found: str, held: str) -> CheckpointDamaged:
     folder = os.path.dirname(path)
     if os.path.basename(os.path.dirname(folder)) == BLOCKS:  # a file of blocks, by the number of the start
         folder = os.path.dirname(os.path.dirname(folder))
-    offer = "put a copy of the folder in its place, or begin again with --restart"
+    of_savepoint = os.path.exists(os.path.join(folder, SAVEPOINT_NOTE)) or os.path.basename(path) == SAVEPOINT_NOTE
+    what = "savepoint" if of_savepoint else "checkpoint"
+    fix = _FOR_SAVEPOINT if of_savepoint else remedy_for(folder)
+    return CheckpointDamaged(f"the {what} is damaged: {path} {found}; it held {held}", fix=fix)
+
+
+def remedy_for(folder: str) -> str:
+    """Return what helps if the checkpoint in a folder is damaged."""
     if os.path.isdir(os.path.join(folder, KEPT)):
-        offer = f"go back to the last good state with `lum checkpoint {folder} --restore last`"
-    return CheckpointDamaged(f"the checkpoint is damaged: {path} {found}; it held {held}", fix=offer)
+        return f"go back to the last good state with `lum checkpoint {folder} --restore last`"
+    if os.path.isdir(place := os.path.join(folder, SAVEPOINTS)) and os.listdir(place):
+        return f"go back to a savepoint: `lum checkpoint list {folder}` names them"
+    return "put a copy of the folder in its place, or begin again with --restart"
 
 
 def is_damage(error: sqlite3.Error) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -187,7 +186,7 @@ class CheckpointWriter:
         self._folder = folder
         self._monotonic = world.clock.monotonic
         self._on_written = on_written
-        self._changed = threading.Condition()
+        self._changed = world.condition()
         self._next: Transaction | None = None
         self._is_writing = False
         self._is_closed = False

@@ -21,6 +21,7 @@ from luminosity.engine.durable.copies.places import Place, place_at
 from luminosity.engine.durable.place import DATABASE
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.engine.durable.upkeep.kept_states import KeptStates
+from luminosity.engine.durable.upkeep.savepoints import begin_from
 from luminosity.engine.options import EngineConfig
 from luminosity.errors import CheckpointError
 from luminosity.runner_options import LuminosityOptions
@@ -33,10 +34,12 @@ _LOGGER = logging.getLogger(__name__)
 def open_folder(config: EngineConfig) -> tuple[CheckpointFolder, CheckpointCopy | None]:
     """Open the checkpoint folder of a run, restore it if that is asked for, and take the lease of its copy.
 
-    Raises :class:`CheckpointError` if another run holds the folder or the copy, or if the copy is damaged, and
-    :class:`CopyError` if it can't be reached.
+    A new folder begins with a savepoint if one is named. Raises :class:`CheckpointError` if another run holds the
+    folder or the copy, or if the copy is damaged, and :class:`CopyError` if it can't be reached.
     """
     assert config.checkpoint_dir is not None
+    if config.savepoint is not None:
+        begin_from(config.checkpoint_dir, config.savepoint)
     note = CopyNote.read(config.checkpoint_dir) or CopyNote.new(THIS_MACHINE)
     restart = config.restart or (note.is_restoring and config.restore_from is not None)
     kept = KeptStates(config.checkpoint_dir, config.checkpoint_keep)

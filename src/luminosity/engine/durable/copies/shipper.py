@@ -103,7 +103,8 @@ class Shipper:
 
     def lag_s(self) -> float:
         """Return for how long there has been something that the copy lacks."""
-        since = self._shipping_since if self._shipping_since is not None else self._waits_since
+        with self._changed:  # Between two looks, what waits could become what is being shipped.
+            since = self._shipping_since if self._shipping_since is not None else self._waits_since
         return max(0.0, self._monotonic() - since) if since is not None else 0.0
 
     def finish(self, seconds: float) -> bool:
@@ -170,7 +171,7 @@ class Shipper:
                 raise
         if self._write_segment():
             with self._changed:
-                self._shipping_since = None
+                self._shipping_since, self.error = None, ""  # together: `finish` returns when nothing is being shipped
                 self._changed.notify_all()
 
     def _is_base_due(self) -> bool:

@@ -1,29 +1,26 @@
 """Earlier states of a checkpoint, kept beside it for the case that it is damaged, and how one is put back.
 
-A kept state is a folder below ``kept`` with the number of its last transaction as its name: a copy of the database, and
-the files of blocks at the same places as in the checkpoint. These are links where the file system has them, so they
-cost no room as long as the checkpoint needs them as well.
+A kept state is a folder below ``kept`` with the number of its last transaction as its name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from luminosity._shared.shared_files import sync_file, try_lock
+from luminosity._shared.shared_files import sync_file
 from luminosity._shared.text import format_bytes
 from luminosity.engine.data.world import Clock
 from luminosity.engine.durable import tables
-from luminosity.engine.durable.place import DATABASE, LOCK, holder_of, snapshot
-from luminosity.engine.durable.synced_log import MARK, reset_mark, sync_files
-from luminosity.engine.durable.tables import BLOCKS, KEPT, NUMBER, VERSION, damaged
+from luminosity.engine.durable.place import DATABASE, snapshot, unchanged
+from luminosity.engine.durable.synced_log import sync_files
+from luminosity.engine.durable.tables import KEPT, NUMBER
+from luminosity.engine.durable.upkeep.states import copy_rows, damage_of_state, link, locked, put_back
 from luminosity.errors import CheckpointDamaged, CheckpointError
 
 __all__ = ["KeptStates", "Restored", "damage_of_kept", "kept_times", "restore_last"]
@@ -97,13 +94,14 @@ class KeptStates:
         os.makedirs(new, mode=0o700)
         try:
             copy = os.path.join(new, DATABASE)
-            _copy(database, copy)
-            with _unchanged(copy) as state:
+            with snapshot(database) as seen:  # A connection of its own has nothing in memory yet.
+                copy_rows(seen, copy)
+            with unchanged(copy) as state:
                 for problem in tables.damage_of_rows(state, database, 0):
                     raise problem
                 number = int(tables.stored_meta(state, copy)[NUMBER])
             for path in files:
-                _link(os.path.join(self._folder, path), os.path.join(new, path))
+                link(os.path.join(self._folder, path), os.path.join(new, path))
             sync_files([copy, *(os.path.join(new, path) for path in files)])
             shutil.rmtree(state_folder := os.path.join(self._place, f"{number:012d}"), ignore_errors=True)
             os.rename(new, state_folder)
@@ -139,11 +137,11 @@ def restore_last(folder: str) -> Restored:
     """
     if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such folder, expected one that --checkpoint_dir of a run names")
-    with _locked(folder):
+    with locked(folder):
         passed_over: list[str] = []
         for path, kept_at in _states(folder):
             if (problem := _damage_of(path)) is None:
-                return Restored(_put_back(folder, path), kept_at, passed_over)
+                return Restored(put_back(folder, path, {}), kept_at, passed_over)
             passed_over.append(problem.message)
     found = (
         "; ".join(["found no kept state that is not damaged", *passed_over]) if passed_over else "found no kept state"
@@ -167,108 +165,6 @@ def _states(folder: str) -> list[tuple[str, float]]:
     return found
 
 
-def _copy(database: str, target: str) -> None:
-    """Copy a database that this process has open, as it is on the disk.
-
-    SQLite must do it: if any code of the process opens and closes the file, the process loses its locks of it, and the
-    next reader takes the log away as if nobody used it. A connection of its own has nothing in memory yet.
-    """
-    with snapshot(database) as rows, contextlib.closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        copy.execute("PRAGMA synchronous = OFF")  # the caller syncs it
-        rows.backup(copy)
-    os.chmod(target, 0o600)
-
-
-@contextlib.contextmanager
-def _unchanged(database: str) -> Generator[sqlite3.Connection]:
-    """Read a database that nothing writes to, and that has no log."""
-    uri = f"{Path(database).absolute().as_uri()}?mode=ro&immutable=1"
-    with contextlib.closing(sqlite3.connect(uri, uri=True)) as rows:
-        yield rows
-
-
 def _damage_of(state: str) -> CheckpointDamaged | None:
     """Return the first damage of a kept state."""
-    database = os.path.join(state, DATABASE)
-    try:
-        if not os.path.isfile(database):
-            return damaged(database, "is missing", "everything of the run")
-        with tables.as_damage(database, "everything of the run"), _unchanged(database) as rows:
-            if tables.version_of(rows, database) != VERSION:
-                return damaged(database, "has another version", "everything of the run")
-            number = int(os.path.basename(state))
-            if tables.check_rows(rows, database, number) != number:
-                return damaged(database, "is not the one that was kept", "everything of the run")
-            for _ in tables.stored_contents(rows, database):
-                pass
-            tables.check_files(rows, database)
-    except CheckpointDamaged as error:
-        return error
-    return None
-
-
-def _put_back(folder: str, state: str) -> int:
-    """Replace the checkpoint in a folder by a kept state, which stays. Returns the number of its last transaction.
-
-    After a kill in between, starts are refused until it is done again: the mark knows of later transactions.
-    """
-    database = os.path.join(folder, DATABASE)
-    new = f"{database}.new"
-    for name in (new, f"{new}-wal", f"{new}-shm"):
-        Path(name).unlink(missing_ok=True)
-    shutil.copyfile(os.path.join(state, DATABASE), new)
-    os.chmod(new, 0o600)
-    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as rows:
-        meta = tables.stored_meta(rows, new)
-        number = int(meta[NUMBER])
-        # The next start makes a folder for its files: none that is there already.
-        used = [int(name) for name in _names(os.path.join(folder, BLOCKS)) if name.isdigit()]
-        generation = max([int(meta.get("generation", 0)), *used])
-        noted = tables.meta_rows({"generation": str(generation), "state": "stopped"})
-        rows.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", noted)
-        files = tables.files_of(rows, new)
-    for path in files:
-        kept, current = os.path.join(state, path), os.path.join(folder, path)
-        if not (os.path.exists(current) and os.path.samefile(kept, current)):
-            Path(current).unlink(missing_ok=True)
-            _link(kept, current)
-    sync_files([new, *(os.path.join(folder, path) for path in files)])
-    for name in (f"{database}-wal", f"{database}-shm"):
-        Path(name).unlink(missing_ok=True)
-    os.replace(new, database)
-    reset_mark(os.path.join(folder, MARK), number)
-    return number
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _link(source: str, target: str) -> None:
-    """Make a link to a file, or a copy if the file system has no links."""
-    os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
-        os.chmod(target, 0o600)
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Generator[None]:
-    lock = os.open(os.path.join(folder, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        if not try_lock(lock):
-            holder = holder_of(folder)
-            raise CheckpointError(
-                f"the checkpoint folder {folder} is in use{f' by {holder}' if holder else ''}",
-                fix=f"stop that run with `lum stop {folder}`",
-            )
-        yield
-    finally:
-        os.close(lock)
+    return next(damage_of_state(state, int(os.path.basename(state))), None)
