@@ -13,7 +13,7 @@ from typing import Any
 
 from luminosity._shared.shared_files import replace_file, who_else_writes
 from luminosity.events import Event, MetricView, RunEnded, RunStarted, Snapshot, Subscriber, to_json
-from luminosity.runs import journal, records
+from luminosity.runs import journal, log_lines, records
 from luminosity.runs.journal import NUMBER, JournalWriter, path_beside
 from luminosity.runs.manifest import manifest as manifests
 from luminosity.runs.manifest.masking import mask_text
@@ -59,9 +59,10 @@ class Recorder:
     Events are appended to the journal as they come, snapshots once a second. A large journal goes into the record, and
     an empty one replaces it. At the end, the record holds everything, and the journal is removed.
 
-    The pipeline's options are not recorded: they may contain secrets. What looks like a secret is hidden in the texts
-    of failures and logs, see :func:`luminosity.runs.manifest.masking.mask_text`. If writing fails, the recorder warns
-    once and stops; the run goes on. The recorder also looks for requests of other processes beside the record.
+    Of the pipeline's options, only those of the command line are recorded. What looks like a secret is hidden in them,
+    and in the texts of failures and logs, see :func:`luminosity.runs.manifest.masking.mask_text`. If writing fails, the
+    recorder warns once and stops; the run goes on. The recorder also looks for requests of other processes beside the
+    record.
     """
 
     def __init__(self, folder: Path, on_request: Callable[[journal.Action], None] | None = None) -> None:
@@ -190,7 +191,7 @@ def _prune(folder: Path) -> None:
     journal.remove_old(folder)
     for run_id in _old_runs(folder):
         record = records.path_of(folder, run_id)
-        for path in (record, manifests.path_of(folder, run_id), path_beside(record)):
+        for path in (record, manifests.path_of(folder, run_id), path_beside(record), *log_lines.paths_of(record)):
             # Another run may remove it first; in a folder that several users share, it may be another user's.
             with contextlib.suppress(FileNotFoundError, PermissionError):
                 path.unlink()

@@ -47,6 +47,7 @@ AT_INTERVALS = "StableAtIntervals"
 _BUSY_S = 5.0  # how long the engine may keep the database from readers: it does for moments only
 _LOCK = "lock"  # that the engine holds while the run is at work
 _DATABASE = "checkpoint.sqlite"
+_SAVED_AT = "saved_at"  # in ``meta``, once a checkpoint was saved
 _NAME = re.compile(r"c(?P<machine>[0-9a-f]{6})-r(?P<id>[0-9a-f]{12})(?![0-9a-f])")
 _LINK = "checkpoint"
 
@@ -180,7 +181,7 @@ def _new_identity(pipeline: beam.Pipeline) -> RunIdentity:
     stored = None
     if not options.restart:
         with contextlib.suppress(sqlite3.Error):  # The engine opens the checkpoint soon, and explains what is wrong.
-            stored = CheckpointedRun.in_name(options.restored_run or _stored(folder) or "")
+            stored = CheckpointedRun.in_name(options.restored_run or _identity_in(folder, options.savepoint) or "")
     run = stored or _drawn()
     options.checkpoint_run = str(run)  # The engine stores it if a new run begins.
     return RunIdentity(run, folder, is_resumed=stored is not None)
@@ -190,14 +191,25 @@ def _drawn() -> CheckpointedRun:
     return CheckpointedRun(machine_name(), new_id())
 
 
-def _stored(checkpoint_dir: str) -> str | None:
-    """Return the identity of the run that has begun in a checkpoint folder, or None. Raises ``sqlite3.Error``."""
+def _identity_in(checkpoint_dir: str, savepoint: str | None) -> str | None:
+    """Return the identity of the run that continues in a folder, which may begin with a savepoint."""
+    if not savepoint:
+        return _stored(checkpoint_dir)
+    of_savepoint = _stored(os.path.abspath(os.path.expanduser(savepoint)), "mode=ro&immutable=1")
+    return _stored(checkpoint_dir, if_saved=True) or of_savepoint
+
+
+def _stored(checkpoint_dir: str, mode: str = "mode=ro", *, if_saved: bool = False) -> str | None:
+    """Return the identity of the run that has begun in a checkpoint folder, or None. Raises ``sqlite3.Error``.
+
+    With ``if_saved``, it has saved a checkpoint, too.
+    """
     path = os.path.join(checkpoint_dir, _DATABASE)
     if not os.path.exists(path):
         return None
-    with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True, timeout=_BUSY_S)) as database:
-        found = database.execute("SELECT value FROM meta WHERE key = ?", (META_KEY,)).fetchone()
-    return str(found[0]) if found else None
+    with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?{mode}", uri=True, timeout=_BUSY_S)) as database:
+        found = dict(database.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", (META_KEY, _SAVED_AT)))
+    return str(found[META_KEY]) if META_KEY in found and (_SAVED_AT in found or not if_saved) else None
 
 
 def is_at_work(checkpoint_dir: str) -> bool:

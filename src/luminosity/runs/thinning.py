@@ -15,7 +15,7 @@ from luminosity.runs.journal import take_traceback
 
 __all__ = ["Happenings", "Samples", "Thinned", "text_of"]
 
-_SAMPLES = ("bundle_seconds", "bundle_elements")
+_SAMPLES = ("bundle_seconds", "bundle_elements", "step_seconds", "step_elements")
 _LEAST_SNAPSHOTS = 150  # points that a chart needs: larger snapshots lose details
 
 # What snapshots keep of their parts, in full and in short, if a record has no room for all.
@@ -58,7 +58,7 @@ def text_of(data: dict[str, Any]) -> str:
 
 
 class Samples:
-    """Takes what is large and changes slowly, samples of bundles and user metrics, out of most snapshots."""
+    """Takes what is large and changes slowly out of most snapshots: samples of bundles, metrics, times of steps."""
 
     def __init__(self, every_s: float = 0.0) -> None:
         self._every_s = every_s
@@ -70,8 +70,8 @@ class Samples:
         """Remember what is large in ``snapshot``."""
         self._metrics = snapshot.get("metrics", self._metrics)
         for stage in snapshot["stages"]:
-            if _SAMPLES[0] in stage:
-                self._stages[stage["id"]] = {name: stage[name] for name in _SAMPLES if name in stage}
+            held = self._stages.setdefault(stage["id"], {})
+            held.update((name, stage[name]) for name in _SAMPLES if name in stage)
 
     def thin(self, snapshot: dict[str, Any]) -> None:
         """Remember what is large in ``snapshot``, and take it out if it was kept a short time ago."""

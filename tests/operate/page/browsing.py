@@ -62,11 +62,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, port: int = 0, drift: Path | None = None) -> Iterator[Served]:
+def served(folder: Path, port: int = 0, drift: Path | None = None, *more: str) -> Iterator[Served]:
     """Run ``lum ui`` over a folder of records, until the block ends."""
     reading, writing = os.pipe()
     environment = {**os.environ, "LUMINOSITY_DRIFT_DIR": str(drift or folder / "no-drift")}
-    words = ("ui", "--no-browser", "--port", str(port), "--run_dir", str(folder))
+    words = ("ui", "--no-browser", "--port", str(port), "--run_dir", str(folder), *more)
     with open(reading) as output, open(writing, "w") as theirs:
         process = WarmProcess("luminosity.cli.main", *words, cwd=folder, env=environment, stdout=theirs)
         theirs.close()

@@ -17,6 +17,7 @@ from luminosity.events import (
     StageView,
     Status,
     StreamView,
+    TransformInfo,
     WorkerView,
 )
 
@@ -44,8 +45,14 @@ class Part:
     queue: float = 0.0
     busy: float = 0.0
     rate: float = 0.0
+    steps: tuple[str, ...] = ()  # whole names; those of the label by default
     is_full: bool = False
     status: Status = "starved"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The whole names of its steps."""
+        return self.steps or tuple(self.label.split(" + "))
 
 
 @dataclass
@@ -157,7 +164,35 @@ class Flow:
             cpu_seconds=busy * (0.35 if part.is_model else 0.93),
             peak_resident=int(3.1e9 if part.is_model else 2.4e8 + 1e6 * len(part.label) * 3),
             output_bytes=int(part.done * 730),
+            step_seconds=_shares(busy, len(part.names)),
+            step_elements=tuple(int(part.done * part.ratio) for _ in part.names),
         )
+
+    def transforms(self) -> tuple[TransformInfo, ...]:
+        """Return the steps with their composites, as a pipeline's author would have applied them."""
+        infos: list[TransformInfo] = []
+        places: dict[str, int] = {}
+
+        def place_of(name: str) -> int:
+            """Return the place of a transform, after that of the composite around it."""
+            if name not in places:
+                outer, _, inner = name.rpartition("/")
+                inside = place_of(outer) if outer else -1
+                places[name] = len(infos)
+                infos.append(TransformInfo(inner, inside))
+            return places[name]
+
+        for part in self.parts:
+            for name in part.names:
+                place_of(name)
+        for part in self.parts:
+            before = {places[other.names[-1]] for other in self._of(part.reads_from)}
+            sides = tuple(places[other.names[-1]] for other in self._of(part.sides))
+            for number, name in enumerate(part.names):
+                reads = tuple(sorted(before)) if number == 0 else (places[part.names[number - 1]],)
+                place = places[name]
+                infos[place] = replace(infos[place], reads_from=reads, side_inputs_from=sides if number == 0 else ())
+        return tuple(infos)
 
     def _inference(self, part: Part) -> InferenceView:
         done = int(part.done)
@@ -216,3 +251,9 @@ class Flow:
         count = int(self.seconds / every_s)
         last = count * every_s if count else None
         return replace(self.snapshot(), checkpoint=CheckpointView(count, last, 0.041, 3_400_000 + 90_000 * count))
+
+
+def _shares(seconds: float, steps: int) -> tuple[float, ...]:
+    """Return the times of the steps of a stage: each takes twice as long as the one before it."""
+    total = 2**steps - 1
+    return tuple(round(0.95 * seconds * 2**step / total, 3) for step in range(steps))

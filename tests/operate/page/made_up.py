@@ -21,6 +21,7 @@ from luminosity.events import (
     RunEnded,
     RunStarted,
     StageInfo,
+    TransformInfo,
     WorkerEnded,
     WorkerLost,
     WorkerStarted,
@@ -34,6 +35,7 @@ _GB = 1_000_000_000
 _STARTED_AT = 1_790_000_000.0
 ATTACK = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'</script>"
 
+_ELEMENT = "{'film': 12, 'stars': 'five', 'text': 'Ich habe selten so gelacht'}"
 _VERBS = ("Read", "Parse", "Clean", "Split", "Join", "Embed", "Rank", "Pick", "Check", "Write")
 
 _FRAMES = "".join(
@@ -76,7 +78,7 @@ def _started(run: str, name: str, flow: Flow, *, durable: bool = False) -> RunSt
             part.reads_from,
             part.sides,
             part.is_stream,
-            tuple(f"Reviews/{step}" for step in part.label.split(" + ")),
+            part.names,
             Resources(8 * _GB, 2.0, "type:nvidia-tesla-t4;count:1") if part.pool == "device" else Resources(),
         )
         for part in flow.parts
@@ -88,7 +90,24 @@ def _started(run: str, name: str, flow: Flow, *, durable: bool = False) -> RunSt
     devices = tuple(DeviceInfo(each, "Tesla T4", 15_800_000_000) for each in flow.devices)
     machine = MachineInfo(8, 32 * _GB, devices)
     folder = "/var/lib/reviews/checkpoint" if durable else ""
-    return RunStarted(run, 0.0, name, _at(run), stages, pools, 64_000_000, 2_150_000_000, folder, (), machine, "0.1.0")
+    arguments = ("python", f"/home/ana/reviews/{name}", "--rows=900000", "--api_key=***")
+    return RunStarted(
+        run,
+        0.0,
+        name,
+        _at(run),
+        stages,
+        pools,
+        64_000_000,
+        2_150_000_000,
+        folder,
+        (),
+        machine,
+        "0.1.0",
+        transforms=flow.transforms(),
+        arguments=arguments,
+        user="ana",
+    )
 
 
 def _at(run: str) -> float:
@@ -105,18 +124,49 @@ def _workers(flow: Flow) -> Iterator[Event]:
 
 def _batch_flow(run: str, speed: float = 1.0) -> Flow:
     parts = [
-        Part("s1", "ReadTable + Parse", "cpu", per_second=21_000, total=900_000),
+        Part(
+            "s1",
+            "ReadTable + Parse",
+            "cpu",
+            per_second=21_000,
+            total=900_000,
+            steps=("ReadTable/List files", "ReadTable/Read rows", "Parse"),
+        ),
         Part("s2", "ReadPrices", "cpu", per_second=9_000, total=40_000),
         Part("s3", "CountWords", "cpu", ("s1",), per_second=16_000),
         Part("s4", "Tokenize", "cpu", ("s1",), per_second=12_500 * speed),
-        Part("s5", "Embed", "device", ("s4",), per_second=6_100 * speed, is_model=True),
-        Part("s6", "Classify", "device", ("s5",), per_second=9_000 * speed, is_model=True),
+        Part(
+            "s5",
+            "Embed",
+            "device",
+            ("s4",),
+            per_second=6_100 * speed,
+            is_model=True,
+            steps=("Embed/Batch", "Embed/Infer"),
+        ),
+        Part(
+            "s6",
+            "Classify",
+            "device",
+            ("s5",),
+            per_second=9_000 * speed,
+            is_model=True,
+            steps=("Classify/Batch", "Classify/Infer"),
+        ),
         Part("s7", "Group by film", "cpu", ("s3", "s6"), per_second=26_000, ratio=0.02),
         Part("s8", "JoinPrices", "cpu", ("s7",), ("s2",), per_second=3_000),
         Part("s9", "Rank", "cpu", ("s8",), per_second=3_000, ratio=0.5),
-        Part("s10", "WriteTable", "cpu", ("s9",), per_second=4_000),
-        Part("s11", "WriteLance (vectors)", "cpu", ("s6",), per_second=9_500),
-        Part("s12", "WriteTable (FinalizeWrite)", "cpu", ("s10", "s11"), per_second=9_000, ratio=0),
+        Part("s10", "WriteTable", "cpu", ("s9",), per_second=4_000, steps=("WriteTable/Write parts",)),
+        Part("s11", "WriteLance (vectors)", "cpu", ("s6",), per_second=9_500, steps=("WriteLance/Vectors",)),
+        Part(
+            "s12",
+            "WriteTable (FinalizeWrite)",
+            "cpu",
+            ("s10", "s11"),
+            per_second=9_000,
+            ratio=0,
+            steps=("WriteTable/Move parts",),
+        ),
     ]
     return Flow(parts, run, {"cpu": 4, "device": 1}, ("gpu:0",), 9 * _GB)
 
@@ -132,10 +182,12 @@ def _metrics(flow: Flow) -> tuple[MetricView, ...]:
     )
 
 
-def batch(run: str, *, upto: float | None = None, speed: float = 1.0, apart_s: float = 1.0) -> Iterator[Event]:
+def batch(
+    run: str, *, upto: float | None = None, speed: float = 1.0, apart_s: float = 1.0, name: str = "reviews.py"
+) -> Iterator[Event]:
     """Yield the events of a batch with 12 stages and two models, up to its end or up to a second."""
     flow = _batch_flow(run, speed)
-    yield _started(run, "reviews.py", flow)
+    yield _started(run, name, flow)
     yield from _workers(flow)
     yield ModelLoaded(run, 3.9, "Embed/Infer", "all-MiniLM-L6-v2", "device-0", "gpu:0", 3.42, 91_000_000)
     yield ModelLoaded(run, 5.2, "Classify/Infer", "stars-classifier", "device-0", "gpu:0", 1.21, 438_000_000)
@@ -174,7 +226,9 @@ def failing(run: str) -> Iterator[Event]:
     yield LogMessage(run, 38.0, "error", message, "reviews", "cpu-0", "Parse", 4, _TRACEBACK)
     failure = "step 'Parse' failed 4 times: pipeline.BadRow: row 48113 has no stars"
     last = flow.snapshot()
-    yield RunEnded(run, 38.5, "failed", last, failure, _metrics(flow), 0, _TRACEBACK, "pipeline.py:88", "Parse")
+    yield RunEnded(
+        run, 38.5, "failed", last, failure, _metrics(flow), 0, _TRACEBACK, "pipeline.py:88", "Parse", _ELEMENT
+    )
 
 
 def many_stages(run: str, count: int = 100) -> Iterator[Event]:
@@ -225,7 +279,16 @@ def hostile(run: str) -> Iterator[Event]:
     for event in itertools.islice(batch(run), 30):
         if isinstance(event, RunStarted):
             stages = tuple(replace(stage, label=f"{stage.label} {ATTACK}", steps=(ATTACK,)) for stage in event.stages)
-            yield replace(event, name=ATTACK, stages=stages)
+            transforms = (TransformInfo(ATTACK), TransformInfo(ATTACK, inside=0), TransformInfo(ATTACK, -1, (1,)))
+            yield replace(
+                event,
+                name=ATTACK,
+                stages=stages,
+                transforms=transforms,
+                arguments=(ATTACK,),
+                user=ATTACK,
+                folder=ATTACK,
+            )
         else:
             yield event
     last = _batch_flow(run)
@@ -233,7 +296,7 @@ def hostile(run: str) -> Iterator[Event]:
     yield LogMessage(run, 30.0, "error", ATTACK, ATTACK, ATTACK, ATTACK, 1, ATTACK)
     yield BundleRetried(run, 30.0, ATTACK, ATTACK, 1, 5, ATTACK, ATTACK)
     metrics = (MetricView("counter", ATTACK, ATTACK, ATTACK, value=1),)
-    yield RunEnded(run, 31.0, "failed", last.snapshot(), ATTACK, metrics, 0, ATTACK, ATTACK, ATTACK)
+    yield RunEnded(run, 31.0, "failed", last.snapshot(), ATTACK, metrics, 0, ATTACK, ATTACK, ATTACK, ATTACK)
 
 
 def ended(run: str) -> Iterator[Event]:

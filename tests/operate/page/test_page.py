@@ -14,6 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from luminosity.events import BundleStalled, Event, PoolView, RunEnded, Snapshot, StageView, StallView
+from luminosity.runs import records
+from luminosity.runs.log_lines import LogLine, LogWriter
 from luminosity.runs.recorder import Recorder
 from tests.operate.page import made_up, one_run
 from tests.operate.page.browsing import Served, Tab, free_port, launched, served
@@ -94,7 +96,7 @@ def names(page: Page, table: str) -> list[str]:
 
 
 def cell(page: Page, stage: str, column: str) -> Locator:
-    return page.locator(f"#steps tr[data-stage='{stage}'] td[data-title='{column}']")
+    return page.locator(f"#stages tr[data-stage='{stage}'] td[data-title='{column}']")
 
 
 def test_the_list_has_live_runs_first_and_a_filter(page: Page, server: Served) -> None:
@@ -133,13 +135,13 @@ def test_a_run_is_watched_from_its_start_to_its_end(page: Page, server: Served, 
         page.get_by_role("link", name="watched.py").click()
         expect(page.locator(".run-head .pill")).to_have_text("running")
         expect(page.locator("#connection")).to_have_text("Live")
-        expect(page.locator("#steps tbody tr")).not_to_have_count(0)
-        assert "Wait for the test" in " ".join(names(page, "#steps"))
+        expect(page.locator("#stages tbody tr")).not_to_have_count(0)
+        assert "Wait for the test" in " ".join(names(page, "#stages"))
         page.evaluate("window.isTheSame = true")
         go.touch()
         expect(page.locator(".run-head .pill")).to_have_text("done")
         expect(page.locator("#connection")).to_have_text("")
-        expect(page.locator("#steps tbody tr").last.locator("td[data-title='Elements']")).to_have_text("10")
+        expect(page.locator("#stages tbody tr").last.locator("td[data-title='Elements']")).to_have_text("10")
         assert page.evaluate("window.isTheSame")  # without loading the page again
         assert process.wait(timeout=60) == 0
     finally:
@@ -151,7 +153,7 @@ def test_a_batch_shows_what_is_known_and_nothing_empty(page: Page, server: Serve
     page.goto(server.address(f"/runs/{DONE}"))
     expect(page.locator(".run-head .pace")).to_contain_text("Embed")
     expect(page.locator("#graph .node")).to_have_count(12)
-    assert len(names(page, "#steps")) == 12
+    assert len(names(page, "#stages")) == 12
     expect(cell(page, "s5", "Padding")).to_have_text("8%")
     expect(cell(page, "s1", "Padding")).to_have_text("\u2013")
     assert "no model" in (cell(page, "s1", "Padding").get_attribute("title") or "")
@@ -174,14 +176,63 @@ def test_a_failed_run_begins_with_its_failure(page: Page, server: Served) -> Non
     first = page.locator("#failures .entry").first
     expect(first.locator("pre")).to_contain_text("pipeline.BadRow: row 48113 has no stars")
     expect(first).to_contain_text("at pipeline.py:88")
-    first.locator("summary").click()
+    expect(first.locator(".at-element")).to_contain_text("'stars': 'five'")
+    first.locator("summary").first.click()
     expect(first.locator("pre")).to_be_hidden()
-    first.locator("summary").click()
+    first.locator("summary").first.click()
     expect(first.locator("pre")).to_be_visible()
-    expect(first.locator("pre")).not_to_have_js_property("scrollTop", 0)  # at the end, where the user's own code is
+    foreign = first.locator("details.foreign")
+    expect(foreign).to_have_count(1)
+    expect(foreign.locator("summary")).to_have_text("20 frames of Beam, Luminosity or packages")
+    expect(foreign.locator("code")).to_be_hidden()
+    expect(first.get_by_text("return Review(text=")).to_be_visible()
+    foreign.locator("summary").click()
+    expect(foreign.locator("code")).to_be_visible()
+    expect(page.locator("#graph .node.failed")).to_have_attribute("aria-label", re.compile("^Parse: failed"))
+    page.locator("#graph [data-kind='stages']").click()
     expect(page.locator("#graph .node.failed")).to_have_attribute("aria-label", "ReadTable + Parse: failed")
     page.locator("#logs").get_by_role("button", name="Errors").click()
     expect(page.locator("#logs .entry")).to_have_count(1)
+
+
+def test_log_lines_are_searched_turned_and_reached_from_a_failure(page: Page, server: Served, runs: Path) -> None:
+    run = _ID.format(8, 8)
+    made_up.record(runs, made_up.failing(run))
+    writer = LogWriter(records.path_of(runs, run), most_bytes=100_000)
+    for number in range(1_000):
+        writer.write(LogLine(number / 100, "info", f"row {number}", "my.code", f"cpu-{number % 3}", "Parse"))
+    writer.write(LogLine(10.5, "error", made_up.ATTACK, "my.code", "cpu-1", "Embed", "Traceback …\nValueError: boom"))
+    writer.close()
+    page.goto(server.address(f"/runs/{run}"))
+    entries = page.locator("#logs .entry")
+    expect(entries).to_have_count(100)
+    expect(entries.first.locator(".entry-title")).to_have_text(made_up.ATTACK)
+    expect(page.locator("#logs .pages")).to_contain_text(re.compile(r"older lines have gone: a run keeps 5 MB"))
+    page.get_by_role("button", name="Older").click()
+    expect(entries.first).to_contain_text("row 900")
+    expect(page.locator("#logs .pages")).to_contain_text("101 to 200 of")
+    page.get_by_role("button", name="Newer").click()
+    expect(entries.first).to_contain_text("onerror")
+    page.get_by_label("Search messages").fill("ROW 987")
+    expect(entries).to_have_count(1)
+    page.get_by_label("Worker", exact=True).select_option("cpu-1")
+    expect(page.locator("#logs .pages")).to_contain_text("No line matches.")
+    page.get_by_label("Worker", exact=True).select_option("cpu-0")
+    expect(entries).to_have_count(1)
+    with page.expect_download() as downloaded:
+        page.get_by_role("link", name="Download").click()
+    assert downloaded.value.suggested_filename == f"{run}.log"
+    assert downloaded.value.path().read_text().count("row 987") == 1
+    page.locator("#failures").get_by_role("button", name="Log lines up to it").first.click()
+    expect(page.get_by_label("Step", exact=True)).to_have_value("Parse")
+    expect(page.get_by_label("Search messages")).to_have_value("")
+    chosen = page.locator("#logs").get_by_role("button", name="Up to")
+    expect(chosen).to_be_visible()
+    chosen.click()
+    expect(chosen).to_be_hidden()
+    page.get_by_label("Step", exact=True).select_option("")
+    page.locator("#logs").get_by_role("button", name="Errors").click()
+    expect(entries).to_have_count(1)
 
 
 def test_a_hundred_stages_can_be_sorted_and_folded_away(page: Page, server: Served) -> None:
@@ -190,10 +241,10 @@ def test_a_hundred_stages_can_be_sorted_and_folded_away(page: Page, server: Serv
     page.get_by_role("button", name="Fit the graph to the page").click()
     pane = page.locator("#graph .pane")
     assert pane.evaluate("(pane) => pane.scrollWidth <= pane.clientWidth + 1")
-    head = page.locator("#steps thead th").filter(has_text="Time")
+    head = page.locator("#stages thead th").filter(has_text="Time")
     head.get_by_role("button").click()
     expect(head).to_have_attribute("aria-sort", "descending")
-    times = page.locator("#steps td[data-title='Time']").all_inner_texts()
+    times = page.locator("#stages td[data-title='Time']").all_inner_texts()
     seconds = [sum(int(n) * (60 if unit == "min" else 1) for n, unit in re.findall(r"(\d+) (min|s)", t)) for t in times]
     assert len(seconds) == 100
     assert seconds == sorted(seconds, reverse=True)
@@ -217,7 +268,18 @@ def test_a_run_that_hangs_says_where(page: Page, server: Served, runs: Path) -> 
     expect(cell(page, "s1", "Status")).to_contain_text("stalled for 42 s")
     expect(cell(page, "s1", "Rate")).to_have_text("0/s")
     expect(page.locator("#failures")).to_contain_text("Step infer did nothing for 42 s")
+    expect(page.locator("main section").first).to_have_id("stuck")
+    stuck = page.locator("#stuck .entry")
+    expect(stuck.locator(".entry-title")).to_have_text("infer has worked on one element for 42 s")
+    expect(stuck).to_contain_text("worker w3 (pid 4711) · at job.py:12")
+    expect(stuck.locator("pre")).to_have_text("File job.py")
+    lines = LogWriter(records.path_of(runs, one_run.RUN))
+    for number in range(2):  # a live run shows lines as they come
+        lines.write(LogLine(number, "info", f"line {number}"))
+        expect(page.locator("#logs .entry").first).to_contain_text(f"line {number}")
+    lines.close()
     write(one_run.ended())
+    expect(page.locator("#stuck")).to_be_hidden()
 
 
 def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server: Served) -> None:
@@ -373,15 +435,16 @@ def test_everything_can_be_reached_by_keyboard(page: Page, server: Served) -> No
     page.keyboard.press("Enter")
     expect(page.locator(".run-head h1")).to_have_text("watch.py")
     page.goto(server.address(f"/runs/{DONE}"))
+    page.locator("#graph [data-kind='stages']").click()
     page.locator("#graph .node[tabindex='0']").focus()
     before = page.locator("#graph .node:focus").get_attribute("aria-label")
     page.keyboard.press("ArrowDown")
     assert page.locator("#graph .node:focus").get_attribute("aria-label") != before
     page.keyboard.press("Enter")  # opens the stage's row in the table
-    expect(page.locator("#steps tr.detail")).to_have_count(1)
-    expect(page.locator("#steps button.open:focus")).to_have_attribute("aria-expanded", "true")
+    expect(page.locator("#stages tr.detail")).to_have_count(1)
+    expect(page.locator("#stages button.open:focus")).to_have_attribute("aria-expanded", "true")
     page.keyboard.press("Enter")
-    expect(page.locator("#steps tr.detail")).to_have_count(0)
+    expect(page.locator("#stages tr.detail")).to_have_count(0)
     chart = page.get_by_role("slider").first
     chart.focus()
     page.keyboard.press("ArrowLeft")
@@ -456,10 +519,10 @@ def test_the_page_loads_the_run_again_if_the_server_asks_for_it(tab: Tab, server
     )
     tab.page.route("**/events?*", answer)
     tab.page.goto(server.address(f"/runs/{STREAM}"))
-    tab.page.locator("#steps .open").first.click()
+    tab.page.locator("#stages .open").first.click()
     deadline = time.monotonic() + 20
     while len(streams) < 2 and time.monotonic() < deadline:
         tab.page.wait_for_timeout(50)
     assert (len(loads), len(streams)) == (2, 2)
     expect(tab.page.locator("#connection")).to_have_text("Live")
-    expect(tab.page.locator("#steps tr.detail")).to_have_count(1)  # what the reader has opened stays open
+    expect(tab.page.locator("#stages tr.detail")).to_have_count(1)  # what the reader has opened stays open

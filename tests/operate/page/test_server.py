@@ -6,8 +6,7 @@ import asyncio
 import gzip
 import json
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,9 @@ from luminosity.operate.page.event_stream import Streams
 from luminosity.operate.page.run_data import RunFiles
 from luminosity.operate.web_server import TOKEN_FILE, Access, bind, token_of
 from luminosity.runs.recorder import Recorder
+from tests.operate.page.asking import ACCESS, COOKIE, SIGNED_IN, TOKEN, ask
 from tests.operate.page.one_run import RUN, STARTED, ended, happenings, snapshot
 
-_TOKEN = "t" * 43
-_ACCESS = Access(_TOKEN, 4747)
-_COOKIE = f"{_ACCESS.cookie_name}={_ACCESS.cookie_value}"
-_SIGNED_IN = {"host": "127.0.0.1:4747", "cookie": _COOKIE}
 _TIMEOUT_S = 60.0
 
 
@@ -53,69 +49,9 @@ def _no_drift_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LUMINOSITY_DRIFT_DIR", str(tmp_path / "drift"))
 
 
-@dataclass
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-def ask(
-    app: Any,
-    target: str,
-    headers: Mapping[str, str] | None = None,
-    method: str = "GET",
-    *,
-    until: Callable[[bytes], bool] = lambda _: False,
-) -> Answer:
-    """Send a request to the application; leave when the body so far is enough."""
-    path, _, query = target.partition("?")
-    given = _SIGNED_IN if headers is None else headers
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-        "root_path": "",
-    }
-    messages: list[Any] = []
-
-    def body() -> bytes:
-        return b"".join(each.get("body", b"") for each in messages[1:])
-
-    async def call() -> None:
-        enough = asyncio.Event()
-        requests = [{"type": "http.request", "body": b"", "more_body": False}]
-
-        async def receive() -> Any:
-            if requests:
-                return requests.pop()
-            await enough.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            messages.append(message)
-            if until(body()):
-                enough.set()
-
-        await asyncio.wait_for(app(scope, receive, send), _TIMEOUT_S)
-
-    asyncio.run(call())
-    start = messages[0]
-    return Answer(start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body())
-
-
 @pytest.fixture
 def app(folder: Path) -> Any:
-    return app_of(Sources(folder), _ACCESS)
+    return app_of(Sources(folder), ACCESS)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +61,7 @@ def app(folder: Path) -> Any:
         (200, {}, "HEAD"),
         (200, {"host": "localhost:9000", "origin": "http://localhost:9000"}, "GET"),  # a forwarded port
         (200, {"host": "[::1]:4747", "sec-fetch-site": "same-origin"}, "GET"),
-        (200, {"cookie": "", "authorization": f"Bearer {_TOKEN}"}, "GET"),
+        (200, {"cookie": "", "authorization": f"Bearer {TOKEN}"}, "GET"),
         (421, {"host": "rebound.example.org:4747"}, "GET"),
         (421, {"host": "127.0.0.1.example.org"}, "GET"),
         (421, {"host": "10.0.0.7:4747"}, "GET"),
@@ -139,35 +75,35 @@ def app(folder: Path) -> Any:
         (403, {"sec-fetch-site": "cross-site"}, "GET"),
         (403, {"sec-fetch-site": "same-site"}, "GET"),  # another port of this machine
         (401, {"cookie": ""}, "GET"),
-        (401, {"cookie": f"{_ACCESS.cookie_name}={_TOKEN}"}, "GET"),  # the token is not the cookie
-        (401, {"cookie": f"luminosity-ui-4748={Access(_TOKEN, 4748).cookie_value}"}, "GET"),
-        (401, {"cookie": f"{_ACCESS.cookie_name}=\u00e9"}, "GET"),
+        (401, {"cookie": f"{ACCESS.cookie_name}={TOKEN}"}, "GET"),  # the token is not the cookie
+        (401, {"cookie": f"luminosity-ui-4748={Access(TOKEN, 4748).cookie_value}"}, "GET"),
+        (401, {"cookie": f"{ACCESS.cookie_name}=\u00e9"}, "GET"),
         (401, {"cookie": "", "authorization": "Bearer wrong"}, "GET"),
     ],
 )
 def test_only_this_user_on_this_machine_reads(app: Any, status: int, change: dict[str, str], method: str) -> None:
     for target in ("/api/runs", "/api/drift"):
-        answer = ask(app, target, _SIGNED_IN | change, method)
+        answer = ask(app, target, SIGNED_IN | change, method)
         assert answer.status == status
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"
-        assert _TOKEN not in answer.body.decode()
+        assert TOKEN not in answer.body.decode()
         if status not in (200, 405):
             assert "expected" in answer.json["error"]
 
 
 def test_a_token_becomes_a_cookie_and_leaves_the_address(app: Any) -> None:
     nobody = {"host": "localhost:4747"}
-    answer = ask(app, f"/compare?a={RUN}&token={_TOKEN}&b=x", nobody)
+    answer = ask(app, f"/compare?a={RUN}&token={TOKEN}&b=x", nobody)
     assert (answer.status, answer.headers["location"]) == (303, f"/compare?a={RUN}&b=x")
-    assert answer.headers["set-cookie"] == f"{_COOKIE}; Path=/; HttpOnly; SameSite=Strict"
-    assert ask(app, f"//example.org/x?token={_TOKEN}", nobody).headers["location"] == "/example.org/x"
-    access = Access(_TOKEN, 4747)
+    assert answer.headers["set-cookie"] == f"{COOKIE}; Path=/; HttpOnly; SameSite=Strict"
+    assert ask(app, f"//example.org/x?token={TOKEN}", nobody).headers["location"] == "/example.org/x"
+    access = Access(TOKEN, 4747)
     app, once = app_of(Sources(Path("nowhere")), access), access.once()
     assert [ask(app, f"/runs?token={once}", nobody).status for _ in range(2)] == [303, 401]
-    for target in ("/runs", "/runs?token=wrong", f"/runs?token={_TOKEN}&token=wrong", "/static/style.css", "/nothing"):
+    for target in ("/runs", "/runs?token=wrong", f"/runs?token={TOKEN}&token=wrong", "/static/style.css", "/nothing"):
         answer = ask(app, target, nobody)
         assert answer.status == 401
         assert b"lum ui" in answer.body
@@ -226,6 +162,29 @@ def test_only_files_of_the_page_are_served(app: Any, tmp_path: Path, monkeypatch
     assert ask(app, "/").headers["location"] == "/runs"
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(f"/api/runs?{query}" for query in ("limit=x", "limit=-1", "limit=1e9", "group=everything")),
+        *(f"/api/runs/{RUN}/graph?open={places}" for places in ("x", "-1", "1,2,..", "1" * 40, ",".join("7" * 2_000))),
+        *(f"/api/compare?{query}" for query in ("", f"a={RUN}", f"a={RUN}&b=../../etc/passwd", f"a={RUN}&b={RUN}%00")),
+    ],
+)
+def test_other_questions_than_those_of_the_page_are_refused(app: Any, live: Recorder, target: str) -> None:
+    answer = ask(app, target)
+    assert answer.status == 400
+    assert "expected" in answer.json["error"]
+
+
+def test_what_changed_is_asked_of_runs_that_are_there(app: Any, live: Recorder) -> None:
+    assert ask(app, f"/api/compare?a={RUN}&b=20260101T000000-000000").status == 404
+    same = ask(app, f"/api/compare?a={RUN}&b={RUN}").json
+    assert same["changes"] == []
+    assert len(same["notes"]) == 2  # these runs have no manifests
+    assert ask(app, f"/api/runs/{RUN}/graph?open=3,7").json["nodes"] == []
+    assert ask(app, "/api/runs/20260101T000000-000000/graph").status == 404
+
+
 def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
     (folder / "20260301T101500-000000.json").write_text("{")
     found = ask(app, "/api/runs").json
@@ -235,6 +194,9 @@ def test_runs_and_one_run(app: Any, folder: Path, live: Recorder) -> None:
         "id": RUN,
         "name": "reviews.py",
         "folder": "",
+        "script": "reviews.py",
+        "user": "",
+        "arguments": "",
         "state": "running",
         "started_at": 1_790_000_000.0,
         "seconds": 4.0,
@@ -293,7 +255,7 @@ def test_large_runs_are_packed_and_read_once(app: Any, folder: Path, monkeypatch
     plain = ask(app, f"/api/runs/{RUN}")
     assert ask(app, "/api/runs").json["runs"][0]["elements"] == 300
     monkeypatch.setattr("luminosity.runs.records.contents", None)  # a second reading would fail
-    packed = ask(app, f"/api/runs/{RUN}", _SIGNED_IN | {"accept-encoding": "br, gzip"})
+    packed = ask(app, f"/api/runs/{RUN}", SIGNED_IN | {"accept-encoding": "br, gzip"})
     assert packed.headers["content-encoding"] == "gzip"
     assert gzip.decompress(packed.body) == plain.body
     assert len(packed.body) < len(plain.body) / 4
@@ -326,9 +288,9 @@ def test_events_have_numbers_and_resume(
         ("state", "running"),
     ]
     # Another server, as after a restart; the header of a browser that connects again counts.
-    restarted = app_of(Sources(folder), _ACCESS)
+    restarted = app_of(Sources(folder), ACCESS)
     live(ended())
-    resumed = ask(restarted, f"{target}?after=3", _SIGNED_IN | {"last-event-id": "6"})
+    resumed = ask(restarted, f"{target}?after=3", SIGNED_IN | {"last-event-id": "6"})
     assert _events(resumed.body) == [("7", "RunEnded"), ("state", "failed"), ("cost", "")]
     assert ask(restarted, f"{target}?after=7").status == 204
     assert ask(restarted, f"{target}?after=x").status == 400
@@ -342,7 +304,7 @@ def test_a_client_with_other_numbers_reads_the_run_again(app: Any, live: Recorde
 
 def test_connections_are_limited_and_end_when_the_server_stops(folder: Path, live: Recorder) -> None:
     streams = Streams(most=1)
-    app = app_of(Sources(folder), _ACCESS, streams)
+    app = app_of(Sources(folder), ACCESS, streams)
     target = f"/api/runs/{RUN}/events"
     with streams.opened():
         assert ask(app, target).status == 503
@@ -384,7 +346,7 @@ def test_drift_with_the_reports_that_histories_name(folder: Path, tmp_path: Path
     history = tmp_path / "drift.sqlite"
     others = [replace(test, report=str(path)) for path in (secret, tmp_path / "link.html", tmp_path / "gone.html")]
     DriftHistory(history).append(test, *others, replace(test, report=""))
-    app = app_of(Sources(folder, (str(history),)), _ACCESS)
+    app = app_of(Sources(folder, (str(history),)), ACCESS)
     (series,) = ask(app, "/api/drift").json["histories"]
     addresses = [row["report"] for row in series["rows"]]
     answer = ask(app, addresses[0])
@@ -419,7 +381,7 @@ def test_a_run_that_is_not_done_counts_what_went_through_its_slowest_step(app: A
 
 
 def test_metrics_for_prometheus(app: Any, live: Recorder) -> None:
-    scraper = {"host": "localhost:4747", "authorization": f"Bearer {_TOKEN}"}
+    scraper = {"host": "localhost:4747", "authorization": f"Bearer {TOKEN}"}
     answer = ask(app, "/metrics", scraper)
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'luminosity_stage_elements_total{folder="",pipeline="reviews.py",' in answer.body.decode()

@@ -95,13 +95,15 @@ def test_strangers_are_refused_and_pages_survive_a_restart(tmp_path: Path) -> No
         recorder(event)
     with served(folder) as server:
         opened = server.ask(f"/runs?token={server.token}")
-        assert (opened.status, opened.getheader("Location")) == (303, "/runs")
+        assert opened.status == 303
+        assert re.fullmatch(r"/runs#act=[\w-]{43}", opened.getheader("Location") or "")
         cookie = (opened.getheader("Set-Cookie") or "").partition(";")[0]
         assert server.ask("/api/runs", Cookie=cookie).status == 200
         assert server.ask("/api/runs").status == 401
         assert server.ask("/api/runs", Cookie=cookie, Host="rebound.example.org").status == 421
         assert server.ask("/api/runs", Cookie=cookie, Origin="http://example.org").status == 403
         assert server.ask("/api/runs", "POST", Cookie=cookie).status == 405
+        assert server.ask(f"/api/runs/{RUN}/act", "POST", Cookie=cookie).status == 403
         for target in ("/static/../access.py", "/static/%2e%2e/access.py", "/static/..%2faccess.py", "/static/%00"):
             assert server.ask(target, Cookie=cookie).status == 404
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Key": "x", "Cookie": cookie}

@@ -1,4 +1,4 @@
-"""Warnings and errors that workers and this process log during a run, as a bounded number of events."""
+"""What workers and this process log during a run: all lines, and warnings and errors as a bounded number of events."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from luminosity._shared.text import Private, shorten, shorten_middle
 from luminosity.engine.fnapi.connection import WorkerOrigin, worker_origin
+from luminosity.runs.log_lines import Level as LineLevel
 from luminosity.runs.manifest.masking import mask_text
 
 __all__ = ["MOST_TRACEBACK", "LogCapture", "LogTally", "Logged", "bounded_traceback"]
@@ -127,16 +128,22 @@ def _left_out(latest: Logged) -> Logged:
 
 
 class LogCapture:
-    """Passes warnings and errors of a run to ``emit``, from :meth:`start` to :meth:`stop`.
+    """Passes warnings and errors of a run to ``emit``, from :meth:`start` to :meth:`stop`, and all lines to ``keep``.
 
     It looks at log records as they are made, and changes nothing about loggers and handlers: what the user sees stays
     the same. ``is_ours`` tells whether a worker belongs to the run, given the address of its server. Messages of this
     process belong to every run that is under way. Any thread may log.
     """
 
-    def __init__(self, emit: Callable[[Logged], None], is_ours: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[Logged], None],
+        is_ours: Callable[[str], bool],
+        keep: Callable[[LineLevel, Logged], None] | None = None,
+    ) -> None:
         self._emit = emit
         self._is_ours = is_ours
+        self._keep = keep
         self._tally = LogTally()
 
     def start(self) -> None:
@@ -158,8 +165,14 @@ class LogCapture:
         origin = worker_origin()
         if origin is not None and not self._is_ours(origin.url):
             return
-        if (logged := self._tally.add(_logged(record, origin), time.monotonic())) is not None:
-            self._emit(logged)
+        is_warning = record.levelno >= logging.WARNING
+        if not is_warning and self._keep is None:
+            return
+        logged = _logged(record, origin)
+        if self._keep is not None:
+            self._keep(_line_level(record.levelno), logged)
+        if is_warning and (new := self._tally.add(logged, time.monotonic())) is not None:
+            self._emit(new)
 
 
 def _logged(record: logging.LogRecord, origin: WorkerOrigin | None) -> Logged:
@@ -177,7 +190,7 @@ def _logged(record: logging.LogRecord, origin: WorkerOrigin | None) -> Logged:
         (record.pathname, record.lineno),
         "" if origin is None else origin.worker,
         "" if origin is None else origin.step,
-        bounded_traceback(trace),
+        bounded_traceback(trace) if trace else "",
         whole=hash(message),
     )
 
@@ -191,6 +204,10 @@ def _without_data(record: logging.LogRecord) -> str:
 
 def _level(number: int) -> Level:
     return "critical" if number >= logging.CRITICAL else "error" if number >= logging.ERROR else "warning"
+
+
+def _line_level(number: int) -> LineLevel:
+    return _level(number) if number >= logging.WARNING else "info" if number >= logging.INFO else "debug"
 
 
 class _Records:
@@ -234,7 +251,7 @@ class _Records:
         if record.name == _PROBE:
             cls._was_called = True
         # ``logging.makeLogRecord`` makes records without a level first.
-        elif cls._sinks and (record.levelno or 0) >= logging.WARNING:
+        elif cls._sinks and record.levelno:
             for sink in cls._sinks:
                 sink(record)
         return record

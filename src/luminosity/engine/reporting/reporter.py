@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import secrets
 import time
 import traceback
@@ -33,11 +35,15 @@ from luminosity.events import (
     RunEnded,
     RunStarted,
     Snapshot,
+    TransformInfo,
     WorkerEnded,
     WorkerLost,
     WorkerStarted,
 )
+from luminosity.runs.log_lines import Level as LineLevel
+from luminosity.runs.log_lines import LogLine, LogWriter, log_writer
 from luminosity.runs.manifest.masking import mask_text
+from luminosity.runs.manifest.surroundings import command
 from luminosity.runs.subscribers import EventStream
 from luminosity.runs.worker_sampling import WorkerSampler
 
@@ -74,12 +80,15 @@ class Reporter:
         config: EngineConfig,
         models: tuple[ModelVersion, ...],
         machine: MachineInfo,
+        transforms: tuple[TransformInfo, ...] = (),
     ) -> None:
         self._snapshots = snapshots
         self._stream = stream
         self._workers = workers
         self._loaded = LoadedModels(models, snapshots.inference())
         self._logs: LogCapture | None = None
+        self._lines: LogWriter | None = None
+        self._run_dir = config.run_dir
         self._began_at = self._next_at = time.monotonic()
         self._metrics_at = self._began_at + _METRICS_EVERY_S
         self._checkpoints = 0  # of the last event about one
@@ -104,6 +113,9 @@ class Reporter:
                 pools_mode=config.pools,
                 job=called.job,
                 folder=called.folder,
+                transforms=transforms,
+                arguments=command(),
+                user=_user(),
             )
         )
 
@@ -140,10 +152,22 @@ class Reporter:
             self._stream.emit(done)
 
     def capture_logs(self, is_ours: Callable[[str], bool]) -> None:
-        """Emit warnings and errors that are logged from now on. ``is_ours``: see :class:`LogCapture`."""
+        """Emit warnings and errors that are logged from now on, and keep all lines beside the record.
+
+        ``is_ours``: see :class:`LogCapture`.
+        """
         if self._stream.is_heard:
-            self._logs = LogCapture(self._emit_message, is_ours)
+            self._lines = log_writer(self._run_dir, self.run_id)
+            self._logs = LogCapture(self._emit_message, is_ours, self._keep_line if self._lines is not None else None)
             self._logs.start()
+
+    def _keep_line(self, level: LineLevel, logged: Logged) -> None:
+        if self._lines is not None:
+            self._lines.write(
+                LogLine(
+                    self._seconds(), level, logged.message, logged.logger, logged.worker, logged.step, logged.traceback
+                )
+            )
 
     def _emit_message(self, logged: Logged) -> None:
         self._stream.emit(
@@ -248,6 +272,13 @@ class Reporter:
         """
         if self._logs is not None:
             self._logs.stop()
+        if state == "failed":  # it is raised, not logged
+            step = error.step if isinstance(error, StepFailed) else ""
+            message = mask_text(first_line(failure, _LINE_CHARACTERS))
+            failed = Logged("error", message, step=step, traceback=bounded_traceback(_traceback(error)))
+            self._keep_line("error", failed)
+        if self._lines is not None:
+            self._lines.close()
         seconds = self._seconds()
         last = self._snapshots.take(self.run_id, seconds, is_last=True)
         self._report_loads()
@@ -265,6 +296,7 @@ class Reporter:
                 traceback=bounded_traceback(_traceback(error)) if state == "failed" else "",
                 place=error.place if isinstance(error, StepFailed) else "",
                 step=error.step if isinstance(error, StepFailed) else "",
+                element=mask_text(error.element) if isinstance(error, StepFailed) else "",
             )
         )
         self._stream.close()
@@ -284,6 +316,13 @@ def _traceback(error: BaseException | None) -> str:
     if error is None or isinstance(error, RunFailed):
         return ""  # it says in its message what went wrong; where it was raised says nothing to the user
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())  # in a container, users may have no name
 
 
 def _lifetime(worker: Worker) -> float:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
+from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.stage_input import StageInput
@@ -40,6 +41,7 @@ from luminosity.runs.sampling import Sampler
 
 __all__ = ["Snapshots", "pool_view", "stall_view"]
 
+_STEPS_EVERY_S = 2.0  # between two looks at the figures of steps, which change slowly
 _MOST_STALLS = 4  # of a stage: with hundreds of workers, all may wait for the same thing
 
 
@@ -66,6 +68,8 @@ class Snapshots:
         self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics, watch) for stage in parts.stages}
         streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
+        self._steps: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}  # by stage: time and elements of steps
+        self._steps_at: dict[str, float] = {}  # by stage: when to look at them again
         self._streams = {stage.id: StreamProgress(stage, parts.metrics) for stage in streams}
 
     def stages(self) -> tuple[StageInfo, ...]:
@@ -200,6 +204,10 @@ class Snapshots:
         sample = stage.usage.sample.kept if is_last else []  # not while the run goes on: it would swell every snapshot
         stalls = _stalls(running)
         is_stalled = any(stall.is_stalled for stall in stalls)
+        if is_last or seconds >= self._steps_at.get(stage.id, 0.0):
+            self._steps_at[stage.id] = seconds + _STEPS_EVERY_S
+            self._steps[stage.id] = _of_steps(stage, self.parts.metrics)
+        step_seconds, step_elements = self._steps[stage.id]
         progress.update(seconds, len(running), waiting, self._arrived(stage), is_stalled=is_stalled)
         return StageView(
             stage.id,
@@ -225,6 +233,8 @@ class Snapshots:
             stalls=stalls,
             bundle_seconds=tuple(round(seconds, 6) for seconds, _ in sample),
             bundle_elements=tuple(elements for _, elements in sample),
+            step_seconds=step_seconds,
+            step_elements=step_elements,
         )
 
     def _arrived(self, stage: StageRun) -> float | None:
@@ -282,6 +292,16 @@ def stall_view(stall: Stall) -> StallView:
         waits_for=mask_text(stall.waits_for),
         place=describe_location(stall.location) if stall.location else "",
     )
+
+
+def _of_steps(stage: StageRun, metrics: RunMetrics) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the time and the output of the steps of a stage. Empty if nothing is known yet."""
+    seconds, elements = metrics.of_steps(stage.id)
+    outputs = {each.unique_name: each.outputs.values() for each in stage.plan.transforms}
+    steps = stage.plan.steps
+    times = tuple(round(seconds.get(step, 0.0), 3) for step in steps)
+    counts = tuple(sum(elements.get(output, 0) for output in outputs.get(step, ())) for step in steps)
+    return times if any(times) else (), counts if any(counts) else ()
 
 
 def _stalls(running: Iterable[Bundle]) -> tuple[StallView, ...]:

@@ -1,33 +1,36 @@
-"""The application of the page: its routes, and the guard that refuses strangers before a route sees them."""
+"""The application of the page: its routes. The guard around it refuses strangers before a route sees them."""
 
 from __future__ import annotations
 
 import asyncio
-import html
 import logging
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from luminosity.errors import MissingExtra
+from luminosity.errors import MissingExtra, RecordError
 from luminosity.operate.cost.prices import load_prices
+from luminosity.operate.page.actions import MOST_BYTES, ActionAsked, Actions
 from luminosity.operate.page.event_stream import EventStream, Streams
-from luminosity.operate.page.replies import HEADERS, REPORT_CSP, Packed, error, json_reply, reply
+from luminosity.operate.page.graph_data import MOST_OPEN
+from luminosity.operate.page.guard import Guard
+from luminosity.operate.page.log_data import LinesWanted, LogFiles
+from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_bytes, json_reply, reply
 from luminosity.operate.page.run_data import DriftFiles, Run, RunFiles
+from luminosity.operate.page.run_list import MOST_SHOWN, Asked
 from luminosity.operate.prometheus.exporter import Exporter
-from luminosity.operate.web_server import Access, is_loopback, serve
+from luminosity.operate.web_server import Access, serve
+from luminosity.runs.log_lines import LEVELS
 from luminosity.runs.records import RUN_ID, Damaged
 
 __all__ = ["FOLDER", "Sources", "app_of", "serve_page"]
@@ -42,7 +45,13 @@ _KINDS = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_GROUPS = ("", "running", "done", "failed", "other")  # of runs, by their states
+_LINES = 200  # of the list, if the request does not say
+_MOST_WORDS = 200  # characters to search for
 _LARGEST_NUMBER = 2**53  # numbers of events, as JavaScript has them
+_OK = 200
+_OTHER_LINES = "found another value in level, until or before, expected a level such as warning, and numbers"
+_READ_ONLY = "This page only reads."
 _GRACE_S = 1  # how long Ctrl-C waits for replies; those that wait for events end at once
 
 
@@ -53,6 +62,7 @@ class Sources:
     folder: Path  # with the recorded runs
     histories: tuple[str, ...] = ()  # of drift, besides those in the default folder
     prices: str | None = None  # the file of a price sheet; by default the one that comes with the package
+    can_act: bool = False  # whether readers may stop runs and save savepoints
 
 
 def serve_page(sources: Sources, token: str, listener: socket.socket, started: Callable[[Access], None]) -> None:
@@ -76,16 +86,21 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
         "/api/runs": replies.runs,
         "/api/runs/{run}": replies.run,
         "/api/runs/{run}/events": replies.events,
+        "/api/runs/{run}/graph": replies.graph,
+        "/api/runs/{run}/logs": replies.logs,
+        "/api/runs/{run}/log.txt": replies.log_text,
+        "/api/runs/{run}/actions": replies.actions,
+        "/api/compare": replies.changes,
         "/api/drift": replies.drift,
         "/api/drift/report": replies.drift_report,
         "/metrics": replies.metrics,
     }
-    app = Starlette(
-        routes=[Route(path, _threaded(endpoint)) for path, endpoint in routes.items()],
-        exception_handlers={HTTPException: _not_found, Exception: _failed},
-    )
+    served = [Route(path, _threaded(endpoint)) for path, endpoint in routes.items()]
+    if sources.can_act:
+        served.append(Route("/api/runs/{run}/act", replies.act, methods=["POST"]))
+    app = Starlette(routes=served, exception_handlers={HTTPException: _not_found, Exception: _failed})
     app.router.redirect_slashes = False
-    return Guard(app, access)
+    return Guard(app, access, can_act=sources.can_act)
 
 
 class _Replies:
@@ -96,15 +111,96 @@ class _Replies:
         self._streams = streams
         self._files = RunFiles(sources.folder, load_prices(sources.prices))
         self._drift = DriftFiles(sources.histories)
+        self._logs = LogFiles(sources.folder)
+        self._actions = Actions(sources.folder)
         self._lock = threading.Lock()
         self._exported: tuple[tuple[str, ...], Exporter] | None = None  # remembers files; made when it is needed
 
     def runs(self, request: Request) -> Response:
-        return json_reply(request, self._files.list())
+        """Return the list of runs, or what the request asks for of it."""
+        query = request.query_params
+        limit, group = query.get("limit", ""), query.get("group", "")
+        if (limit and not _is_number(limit)) or group not in _GROUPS:
+            return error(400, "found another value in limit or group, expected a number, and running, done or failed")
+        asked = Asked(
+            query.get("words", "")[:_MOST_WORDS],
+            group,
+            query.get("job", ""),
+            query.get("folder"),
+            min(int(limit or _LINES), MOST_SHOWN),
+        )
+        return json_reply(request, self._files.list(asked))
 
     def run(self, request: Request) -> Response:
         found = self._found(request)
         return found if isinstance(found, Response) else json_reply(request, found.content)
+
+    def graph(self, request: Request) -> Response:
+        """Return the graph of steps with the composites open that the request names by their places."""
+        found = self._found(request)
+        if isinstance(found, Response):
+            return found
+        words = [word for word in request.query_params.get("open", "").split(",") if word]
+        if len(words) > MOST_OPEN or not all(_is_number(word) for word in words):
+            return error(400, "found another value in open, expected the numbers of composites, such as 3,7")
+        return json_reply(request, Packed(json_bytes(found.steps.drawn(map(int, words)))))
+
+    def logs(self, request: Request) -> Response:
+        """Return a page of log lines: those that the request asks for, the newest first."""
+        found = self._found(request)
+        if isinstance(found, Response):
+            return found
+        wanted = _lines_wanted(request)
+        if wanted is None:
+            return error(400, _OTHER_LINES)
+        return json_reply(request, Packed(json_bytes(self._logs.page(request.path_params["run"], wanted))))
+
+    def log_text(self, request: Request) -> Response:
+        """Return the log lines that the request asks for as a file with text."""
+        found = self._found(request)
+        if isinstance(found, Response):
+            return found
+        wanted, run_id = _lines_wanted(request), request.path_params["run"]
+        if wanted is None:
+            return error(400, _OTHER_LINES)
+        text = self._logs.text(run_id, wanted, found.started_at)
+        if text is None:
+            return error(404, f"found no log lines of run {run_id}, expected those of a run that has logged something")
+        headers = {"content-disposition": f'attachment; filename="{run_id}.log"'}
+        return reply(request, Packed(text.encode("utf-8", "replace")), "text/plain; charset=utf-8", headers=headers)
+
+    def actions(self, request: Request) -> Response:
+        """Return what can be done to a run, and what was done to it from the page."""
+        if not self._sources.can_act:
+            return json_reply(request, Packed(json_bytes({"actions": (), "why": _READ_ONLY, "done": ()})))
+        return json_reply(request, Packed(json_bytes(self._actions.possible(request.path_params["run"]))))
+
+    async def act(self, request: Request) -> Response:
+        """Do something to a run. The guard has looked at who asks."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                return error(413, f"found a large request, expected at most {MOST_BYTES} bytes")
+        asked = ActionAsked.of(body)
+        if asked is None:
+            return error(
+                400, "found another request, expected JSON with action (stop, drain or save), confirmed and maybe name"
+            )
+        outcome = await asyncio.to_thread(self._actions.act, request.path_params["run"], asked)
+        if outcome.status != _OK:
+            return error(outcome.status, outcome.message)
+        return json_reply(request, Packed(json_bytes({"message": outcome.message})))
+
+    def changes(self, request: Request) -> Response:
+        """Return what changed between the runs ``a`` and ``b``."""
+        ids = [request.query_params.get(name, "") for name in ("a", "b")]
+        if not all(RUN_ID.fullmatch(each) for each in ids):
+            return error(400, "found another value in a or b, expected the ids of two runs")
+        try:
+            return json_reply(request, Packed(json_bytes(self._files.changes(*ids))))
+        except RecordError as found:
+            return error(404, found.message)
 
     def events(self, request: Request) -> Any:
         found = self._found(request)
@@ -192,8 +288,21 @@ def _threaded(endpoint: Callable[[Request], Any]) -> Callable[[Request], Any]:
 def _after(request: Request) -> int | None:
     """Return the number of the last event that the client has, or None if it gives something else."""
     given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(_LARGEST_NUMBER))
-    return int(given) if is_number else None
+    return int(given) if _is_number(given) else None
+
+
+def _lines_wanted(request: Request) -> LinesWanted | None:
+    """Return which log lines a request asks for, or None if it gives something else."""
+    query = request.query_params
+    words, step, worker = (query.get(name, "")[:_MOST_WORDS] for name in ("words", "step", "worker"))
+    level, until, before = (query.get(name, "") for name in ("level", "until", "before"))
+    if (level and level not in LEVELS) or not all(not each or _is_number(each) for each in (until, before)):
+        return None
+    return LinesWanted(words, level, step, worker, float(until) if until else None, int(before) if before else None)
+
+
+def _is_number(given: str) -> bool:
+    return given.isascii() and given.isdigit() and len(given) <= len(str(_LARGEST_NUMBER))
 
 
 async def _not_found(request: Request, found: Exception) -> Response:
@@ -204,79 +313,3 @@ async def _not_found(request: Request, found: Exception) -> Response:
 async def _failed(request: Request, found: Exception) -> Response:
     _LOGGER.error("the page failed to answer %s", request.url.path, exc_info=found)
     return error(500, f"the server failed to answer: {type(found).__name__}; its own output says more")
-
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-_METHODS = ("GET", "HEAD")
-_FRIENDLY_SITES = ("same-origin", "none")  # Sec-Fetch-Site: this page itself, or the address bar
-_OPEN_IT = """\
-<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Luminosity</title>
-<h1>This page needs its token</h1>
-<p>{found}. Open the address that <code>lum ui</code> has printed: it contains the token.</p>
-</html>
-"""
-
-
-class Guard:
-    """An ASGI application around another one, which gets only requests of the user who started the server."""
-
-    def __init__(self, app: Any, access: Access) -> None:
-        self._app = app
-        self._access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # there are no other connections: uvicorn answers a WebSocket's handshake with 403 or 404
-        headers = Headers(scope=scope)
-
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                found = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    found.setdefault(name, value)
-            await send(message)
-
-        refusal = self._refusal(scope, headers)
-        await (refusal or self._app)(scope, receive, send_with_headers)
-
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the reply to a request that no route may see, or None."""
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or not is_loopback(hosts[0]):
-            found = f"found the Host {', '.join(hosts)!r}" if hosts else "found no Host"
-            return error(
-                421, f"{found}, expected localhost or 127.0.0.1: this page is only for browsers on this machine"
-            )
-        if scope["method"] not in _METHODS:
-            return error(405, f"found {scope['method']}, expected GET: this page only reads", {"allow": "GET, HEAD"})
-        site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-        if site not in _FRIENDLY_SITES or (origin is not None and origin != f"http://{hosts[0]}"):
-            return error(
-                403,
-                "found a request that another site has made, expected one of this page; to open the page, copy its "
-                "address into the address bar",
-            )
-        return self._without_access(scope, headers)
-
-    def _without_access(self, scope: Scope, headers: Headers) -> Response | None:
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        tokens = [value for name, value in query if name == "token"]
-        is_known = self._access.has_cookie(headers.getlist("cookie"))
-        if tokens and (is_known or (len(tokens) == 1 and self._access.is_token(tokens[0]))):
-            # The address bar, the history and bookmarks get the address without the token.
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
-            place = "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
-            return Response(status_code=303, headers={"location": place, "set-cookie": self._access.set_cookie})
-        if is_known or self._access.has_bearer(headers.get("authorization", "")):
-            return None
-        found = (
-            "The token in this address is not the one of this server" if tokens else "No token came with the request"
-        )
-        if scope["path"].startswith(("/api/", "/metrics")):
-            fix = "expected the cookie of the page, or the header Authorization: Bearer TOKEN"
-            return error(401, f"{found[0].lower()}{found[1:]}; {fix}", {"www-authenticate": "Bearer"})
-        body = _OPEN_IT.format(found=html.escape(found))
-        return Response(body, 401, media_type="text/html", headers={"www-authenticate": "Bearer"})

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from luminosity._shared.shared_files import who_else_writes
 from luminosity.extras import check
 from luminosity.operate.web_server import TOKEN_FILE, address, bind, token_of
 
@@ -88,7 +89,9 @@ def main() -> None:
     settings = json.load(sys.stdin)
     _end_with(settings["parent"])
     with socket.socket(fileno=settings["listener"]) as listener:
-        serve_page(Sources(Path(settings["folder"])), settings["token"], listener, lambda _: None)
+        folder = Path(settings["folder"])
+        sources = Sources(folder, can_act=not (folder.is_dir() and who_else_writes(folder)))
+        serve_page(sources, settings["token"], listener, lambda _: None)
 
 
 def _end_with(parent: int) -> None:

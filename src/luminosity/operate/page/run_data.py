@@ -14,25 +14,28 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from luminosity.drift.watch.page_data import default_histories, drift_data
 from luminosity.drift.watch.state import state_file
-from luminosity.engine.explain.layout import Gaps, Link, Size, lay_out
+from luminosity.errors import RecordError
 from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
 from luminosity.operate.cost.bill import Bill, bill_of
 from luminosity.operate.cost.prices import PriceSheet
+from luminosity.operate.page.graph_data import StepTree, stage_graph
 from luminosity.operate.page.replies import FOREVER, KeptResults, Packed, json_bytes
+from luminosity.operate.page.run_list import Asked, RunList
 from luminosity.runs import records
+from luminosity.runs.manifest.manifest import Manifest, compare_words, differences_between, load
 from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
 __all__ = ["DriftFiles", "Run", "RunFiles"]
 
 
-_MOST_LINES = 1_000  # a folder keeps 200 runs
+_MOST_CHANGES = 500  # between two runs: packages of other machines may all differ
+_MOST_WORDS = 500  # characters of a command in a line
 _MOST_RUNS = 8  # whole runs that are kept, each up to 10 MB with its packed form
 _LIVE_LINE_S = 2.0  # how old the line about a run under way may be
 _MOST_SHARE = 0.01  # of a core, for the line about a run whose record is large
@@ -41,11 +44,6 @@ _REPORT = "/api/drift/report"
 _MOST_BYTES = 50_000_000  # of a report
 _FOR_BILLS = ("WorkerStarted", "WorkerEnded", "WorkerLost")
 Content = dict[str, Any]
-_BOX = {"width": 194, "height": 50}  # of a stage in the graph, in pixels
-_DIRECTIONS = {
-    "down": (_BOX["width"], _BOX["height"], Gaps(boxes=24, links=12, least_drop=34, most_drop=34, ports=0)),
-    "right": (_BOX["height"], _BOX["width"], Gaps(boxes=16, links=12, least_drop=46, most_drop=46, ports=0)),
-}
 # The columns of the page's tables that show a number of a view as it is.
 _NUMBERS = {
     name: [asdict(each) for each in numbers_of(view) if each.title]
@@ -59,44 +57,16 @@ class Run:
     def __init__(self, run_id: str, content: Content, state: str, cost: Content) -> None:
         self.state = state
         self.number: int = content["number"]
+        self.started_at = float(content["started"]["started_at"])
+        self.arguments = tuple(str(word) for word in content["started"].get("arguments", ()))
         names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
         parts = {name: content[name] for name in names}
-        shown = {"numbers": _NUMBERS, "layouts": _graph(content["started"]["stages"])}
+        self.steps = StepTree(content["started"])
+        graph = {"stages": stage_graph(content["started"]["stages"])}
+        if self.steps.is_known:
+            graph = {**graph, "steps": self.steps.drawn(()), **self.steps.content()}
+        shown = {"numbers": _NUMBERS, "graph": graph}
         self.content = Packed(json_bytes({"id": run_id, "state": state, **parts, "cost": cost, **shown}))
-
-
-def _graph(stages: Sequence[Content]) -> Content:
-    """Return where the page draws the stages of a run and the links between them, for both directions of the flow."""
-    places = {stage["id"]: place for place, stage in enumerate(stages)}
-    # A stage stands behind those that it reads: other links of a damaged record would make a circle.
-    links = tuple(
-        (source, stage["id"])
-        for stage in stages
-        for source in dict.fromkeys([*stage.get("reads_from", ()), *stage.get("side_inputs_from", ())])
-        if places.get(source, len(stages)) < places[stage["id"]]
-    )
-    return _layouts(tuple(places), links)
-
-
-@lru_cache(_MOST_RUNS)  # the stages of a run don't change while it is followed
-def _layouts(stages: tuple[str, ...], links: tuple[tuple[str, str], ...]) -> Content:
-    """Return places in pixels, across and along the flow: the middles of boxes, and the points of each link."""
-    found: Content = {}
-    for direction, (across, along, gaps) in _DIRECTIONS.items():
-        drawn = lay_out(dict.fromkeys(stages, Size(across, along)), [Link(*link) for link in links], gaps)
-        found[direction] = {
-            "at": {
-                stage: (round(box.left + across / 2, 1), round(box.top + along / 2, 1))
-                for stage, box in drawn.boxes.items()
-            },
-            "routes": [
-                {"from": link.source, "to": link.target, "points": [(round(x, 1), round(y, 1)) for x, y in points[1:]]}
-                for link, points in drawn.routes.items()
-            ],
-            "across": round(drawn.width, 1),
-            "along": round(drawn.height, 1),
-        }
-    return found
 
 
 class RunFiles:
@@ -105,19 +75,38 @@ class RunFiles:
     def __init__(self, folder: Path, prices: PriceSheet) -> None:
         self.folder = folder
         self._prices = prices
-        self._lines = KeptResults(self._line, _MOST_LINES)
+        self.lines = RunList(folder, self._line, repr(prices))
         self._runs = KeptResults(self._run, _MOST_RUNS)
 
-    def list(self) -> Packed:
-        """Return all runs, the newest first, with a line about each."""
-        found = [self._lines.get(self._path(run_id)) for run_id in records.run_ids(self.folder)]
-        lines = [each for each in found if isinstance(each, dict)]
-        damaged = [{"file": each.path.name, "reason": each.reason} for each in found if isinstance(each, Damaged)]
-        return Packed(json_bytes({"folder": str(self.folder), "runs": lines, "damaged": damaged}))
+    def list(self, asked: Asked | None = None) -> Packed:
+        """Return the runs that are asked for, with a line about each."""
+        return Packed(json_bytes(self.lines.content(asked or Asked())))
 
     def run(self, run_id: str) -> Run | Damaged | None:
         """Return one run, or None if it is not recorded."""
         return self._runs.get(self._path(run_id))
+
+    def changes(self, one: str, two: str) -> Content:
+        """Return what differs between two runs: code, packages, options, inputs, models, machine; and what is unknown.
+
+        Raises :class:`RecordError` if a run is not recorded.
+        """
+        found = [self.run(each) for each in (one, two)]
+        if not all(isinstance(each, Run) for each in found):
+            raise RecordError("found no such run, expected the ids of two runs")
+        notes: list[str] = []
+        manifests: list[Manifest] = []
+        for name, run_id in (("A", one), ("B", two)):
+            try:
+                manifests.append(load(self.folder, run_id))
+            except RecordError as error:
+                notes.append(f"{name}: {error.message}")
+        if len(manifests) == 2:
+            differences = differences_between(*manifests)
+        else:  # their commands are known all the same
+            differences = compare_words(*(each.arguments for each in found if isinstance(each, Run)))
+        shown = [asdict(each) for each in differences[:_MOST_CHANGES]]
+        return {"changes": shown, "left_out": len(differences) - len(shown), "notes": notes}
 
     def bill(self, run_id: str) -> Content | None:
         """Return what a run costs so far, or None if its record can't be read."""
@@ -160,6 +149,7 @@ class RunFiles:
         ended, snapshots = content["ended"], content["snapshots"]
         slim: Content = {
             **content,
+            "started": {**content["started"], "stages": [], "transforms": []},
             "happenings": [event for event in content["happenings"] if event["event"] in _FOR_BILLS],
             "snapshots": [*(map(_slim, snapshots[:-1]) if _needs_snapshots(content) else ())]
             + [_slim(each, "workers") for each in snapshots[-1:]],
@@ -221,6 +211,9 @@ def _line(run_id: str, content: Content, state: str, cost: Content) -> Content:
         "id": run_id,
         "name": started.get("job") or started["name"],
         "folder": "" if started.get("job") else started.get("folder", ""),
+        "script": started["name"],
+        "user": started.get("user", ""),
+        "arguments": " ".join(map(str, started.get("arguments", ())))[:_MOST_WORDS],
         "state": state,
         "started_at": started["started_at"],
         "seconds": (ended or last).get("seconds", 0.0),

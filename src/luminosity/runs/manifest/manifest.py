@@ -25,6 +25,8 @@ __all__ = [
     "compare_files",
     "compare_packages",
     "compare_places",
+    "compare_words",
+    "differences_between",
     "differences_from_now",
     "load",
     "path_of",
@@ -148,7 +150,7 @@ def _known(kind: type[Any], data: Any) -> dict[str, Any]:
 
 
 _SHORT = 12  # characters of a digest or commit in a message
-What = Literal["commit", "code", "package", "input", "model", "machine", "environment"]
+What = Literal["commit", "code", "package", "option", "input", "model", "machine", "environment"]
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,53 @@ def differences_from_now(manifest: Manifest, version: str) -> list[Difference]:
     found += compare_places("model", manifest.models, in_full=manifest.is_full)
     found += _compare("environment", _of_libraries(manifest.environment), _of_libraries(surroundings.environment()))
     found += _compare("machine", manifest.machine, surroundings.machine())
+    return found
+
+
+def differences_between(before: Manifest, after: Manifest) -> list[Difference]:
+    """Return how commit, code, packages, options, inputs, models and machine differ between two runs."""
+    found: list[Difference] = []
+    if before.commit != after.commit:
+        found.append(Difference("commit", "", _commit(before.commit), _commit(after.commit)))
+    code = [{file: _short(digest) for file, digest in each.code.items()} for each in (before, after)]
+    found += _compare("code", *code)
+    found += _compare("package", *({**each.packages, "luminosity": each.luminosity} for each in (before, after)))
+    found += compare_words(before.command, after.command)
+    found += _compare("input", *({each.path: describe(each) for each in run.inputs} for run in (before, after)))
+    found += _compare(
+        "model", *({each.name or each.path: describe(each) for each in run.models} for run in (before, after))
+    )
+    found += _compare("environment", _of_libraries(before.environment), _of_libraries(after.environment))
+    found += _compare("machine", before.machine, after.machine)
+    return found
+
+
+def compare_words(before: Iterable[str], after: Iterable[str]) -> list[Difference]:
+    """Return how two commands differ, whose secrets are hidden: the options, and the other words by their place.
+
+    >>> for each in compare_words(["job.py", "--rows=5", "--fast"], ["job.py", "--rows=9", "more"]):
+    ...     print(each)
+    option --fast: was given, is missing
+    option --rows: was 5, is 9
+    option argument 2: was missing, is more
+    """
+    return _compare("option", _options(before), _options(after))
+
+
+def _options(words: Iterable[str]) -> dict[str, str]:
+    """Return the values of options by their names. A word behind an option without ``=`` is its value."""
+    found: dict[str, str] = {}
+    name, place = "", 0
+    for word in words:
+        if word.startswith("-") and word != "-":
+            name, mark, value = word.partition("=")
+            found[name] = value if mark else "given"
+            name = "" if mark else name
+        elif name:
+            found[name], name = word, ""
+        else:
+            place += 1
+            found[f"argument {place}"] = word
     return found
 
 

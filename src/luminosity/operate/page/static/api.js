@@ -13,11 +13,30 @@ const SENTENCES = {
   404: "There is no such run. Records of old runs are removed.",
 };
 
+const TOKEN = "action-token"; // where this browser keeps it; no other server, not even on another port, can read it
+
+/** Take the token for actions out of the address, where the server has put it, and keep it. */
+export function takeToken() {
+  const found = location.hash.match(/^#act=([\w-]+)$/);
+  if (!found) return;
+  localStorage.setItem(TOKEN, found[1]);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
+/** Return whether this browser has a token for actions. The server may have another one by now. */
+export const mayAct = () => localStorage.getItem(TOKEN) !== null;
+
+/** Do something to a run; return what the server says. */
+export function act(id, asked) {
+  const headers = { "content-type": "application/json", authorization: `Bearer ${localStorage.getItem(TOKEN)}` };
+  return load(`${runAddress(id)}/act`, undefined, { method: "POST", headers, body: JSON.stringify(asked) });
+}
+
 /** Return the JSON at an address of this server. */
-export async function load(address, signal) {
+export async function load(address, signal, more = {}) {
   let answer;
   try {
-    answer = await fetch(address, { headers: { accept: "application/json" }, signal });
+    answer = await fetch(address, { headers: { accept: "application/json" }, signal, ...more });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server does not answer. `lum ui` starts it again; this page then goes on.");
@@ -29,5 +48,20 @@ export async function load(address, signal) {
   return answer.json();
 }
 
+/** Return the address of the graph of a run's steps with these composites open. */
+export const graphAddress = (id, open) => `${runAddress(id)}/graph?open=${open.join(",")}`;
+
+/** Return what is asked for as the query of an address; what is empty is left out. */
+const queryOf = (asked) => new URLSearchParams(Object.entries(asked).filter(([, value]) => value !== undefined && value !== null && value !== ""));
+
+/** Return the address of the list of runs; empty words ask for everything. */
+export const runsAddress = (asked) => `/api/runs?${queryOf(asked)}`;
+
+/** Return the address of a page of log lines, and of these lines as a file with text. */
+export const logsAddress = (id, asked) => `${runAddress(id)}/logs?${queryOf(asked)}`;
+export const logTextAddress = (id, asked) => `${runAddress(id)}/log.txt?${queryOf(asked)}`;
+
+export const changesAddress = (a, b) => `/api/compare?${new URLSearchParams({ a, b })}`;
 export const runAddress = (id) => `/api/runs/${encodeURIComponent(id)}`;
+export const actionsAddress = (id) => `${runAddress(id)}/actions`;
 export const eventsAddress = (id, after) => `${runAddress(id)}/events?after=${after}`;

@@ -29,7 +29,7 @@ export function bottleneck(run) {
   else if (held.length) parts.push(`: it holds back ${listed(held)}.`);
   else if (hungry.length) parts.push(`: ${listed(hungry)} ${hungry.length > 1 ? "wait" : "waits"} for its output.`);
   else parts.push(".");
-  parts.push(...reason(run, culprit, view));
+  parts.push(...slowestStep(culprit, view), ...reason(run, culprit, view));
   return { culprit: culprit.id, heldBack, starved, parts };
 }
 
@@ -46,6 +46,15 @@ function stalled(infos, views) {
     { strong: info.label }, ` is stalled: step ${stall.step} has done nothing for ${duration(stall.seconds)}`,
     ` in worker ${stall.worker}${process}${state}${stall.place ? `, at ${stall.place}` : ""}.${waits}${others}`,
   ] };
+}
+
+/** Say which step takes the most of a stage's time, if the record tells it and the stage has several. */
+function slowestStep(info, view) {
+  const times = view?.step_seconds ?? [];
+  const total = times.reduce((sum, each) => sum + each, 0);
+  const most = Math.max(0, ...times);
+  if (!total || (info.steps ?? []).length < 2) return [];
+  return [" ", { strong: info.steps[times.indexOf(most)] }, ` takes ${percent(most / total)} of its steps' time.`];
 }
 
 /** Follow each "held back by" and "starved by" to its end, and return the stage where most of them meet. */
@@ -110,6 +119,7 @@ function pastBottleneck(run, infos, views) {
     seconds / total < 0.2 ? "The work is spread over the steps; the most was in " : "Most of the work was in ",
     { strong: info.label },
     `: ${duration(seconds)} of ${duration(total)} of its workers' time (${percent(seconds / total)}).`,
+    ...slowestStep(info, views.get(info.id)),
   ];
   if (run.isStream) return { culprit: null, parts }; // its sources, which mostly wait, do not count as busy
   const pool = (run.last.pools ?? []).filter((each) => each.busy_fraction > 0).sort((a, b) => b.busy_fraction - a.busy_fraction)[0];

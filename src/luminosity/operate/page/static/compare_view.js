@@ -1,6 +1,6 @@
 // Two runs side by side, what differs most first.
 
-import { load, runAddress } from "./api.js";
+import { changesAddress, load, runAddress, runsAddress } from "./api.js";
 import { metricKey } from "./counters.js";
 import { h, replaceAll, s, section, setAttributes } from "./dom.js";
 import { modelRows } from "./models.js";
@@ -9,6 +9,8 @@ import { go, setTitle, showProblem } from "./shell.js";
 import { pill } from "./status.js";
 import { bytes, count, counted, duration, moment, money, percent, rate, shortened } from "./words.js";
 
+const MOST_CHOICES = 1000; // the newest runs
+const LEAST_ELEMENTS = 10; // of a step: the time for one of fewer says little
 const ALIKE = 0.02; // a ratio within 2% is no difference
 const BAR_WIDTH = 150;
 const BAR_MOST = 1.6; // doublings at which a bar is full
@@ -19,12 +21,13 @@ export function compareView(view, a, b) {
   setTitle("Compare");
   view.append(h("p", { class: "muted loading", role: "status" }, "Loading the runs …"));
   (async () => {
-    const { runs } = await load("/api/runs");
+    const { runs } = await load(runsAddress({ limit: MOST_CHOICES }));
     const loaded = await Promise.all([a, b].map(async (id) => (id ? new RunState(await load(runAddress(id))) : null)));
+    const changes = loaded.every(Boolean) ? await load(changesAddress(a, b)) : null;
     if (isStopped) return;
     const swap = h("button", { type: "button", class: "quiet", on: { click: () => go(`/compare?${new URLSearchParams({ a: b, b: a })}`) } }, "Swap A and B");
     replaceAll(view, h("div", { class: "title" }, h("h1", {}, "Compare two runs"), loaded.every(Boolean) && swap), sides(runs, [a, b], loaded));
-    if (loaded.every(Boolean)) view.append(...comparison(...loaded));
+    if (loaded.every(Boolean)) view.append(...comparison(...loaded, changes));
     else view.append(h("p", { class: "empty" }, runs.length < 2 ? "There are fewer than two runs to compare." : "Choose two runs. Runs of the same pipeline have the most in common."));
   })().catch((error) => !isStopped && showProblem(view, "These runs can't be compared", error.message));
   return () => {
@@ -73,20 +76,21 @@ function soFar(name, run) {
   return `${name} did not finish (${run.state} after ${duration(run.seconds)}).`;
 }
 
-function comparison(one, two) {
-  const steps = section("compare-steps", "Steps");
+function comparison(one, two, changes) {
+  const steps = section("compare-steps", hasSteps(one) && hasSteps(two) ? "Steps and stages" : "Stages");
   const measures = [
+    ...(hasSteps(one) && hasSteps(two) ? [["Time of steps", "step_seconds", duration], ["Time for an element", "each", duration]] : []),
     ["Time", "busy_seconds", duration], ["CPU", "cpu_seconds", duration], ["Memory", "peak_resident", bytes], ["Elements", "elements", count], ["Failed attempts", "retries", count],
   ];
   const holder = h("div");
   const chips = measures.map(([title, field, format]) => h("button", { type: "button", class: "chip", on: { click: () => show(title, field, format) } }, title));
   function show(title, field, format) {
     chips.forEach((chip, index) => setAttributes(chip, { "aria-pressed": String(measures[index][0] === title) }));
-    replaceAll(holder, differences(stepRows(one, two, field), format, ["elements"].includes(field) ? null : "less", `${title} of steps`));
+    replaceAll(holder, differences(["step_seconds", "each"].includes(field) ? ownStepRows(one, two, field) : stepRows(one, two, field), format, ["elements"].includes(field) ? null : "less", title.includes("steps") || field === "each" ? title : `${title} of stages`));
   }
   steps.append(h("div", { class: "chips", role: "group", "aria-label": "What to compare" }, chips), holder);
   show(...measures[0]);
-  const parts = [h("p", { class: "pace" }, verdict(one, two)), section("compare-run", "The whole run", table(wholeRows(one, two), "The whole run")), steps];
+  const parts = [h("p", { class: "pace" }, verdict(one, two)), section("compare-run", "The whole run", table(wholeRows(one, two), "The whole run")), changesSection(changes), steps];
   const models = modelDifferences(one, two);
   if (models.length) parts.push(section("compare-models", "Models", differences(models, null, null, "Models")));
   const counters = counterRows(one, two);
@@ -131,6 +135,36 @@ function stepRows(one, two, field) {
     return info ? run.views().get(info.id)?.[field] ?? 0 : null;
   };
   return labels.map((name) => ({ name, a: value(one, name), b: value(two, name) })).filter((row) => row.a || row.b);
+}
+
+const hasSteps = (run) => (run.last?.stages ?? []).some((stage) => stage.step_seconds);
+
+/** Return the time of each step by its whole name, or its time for an element that it has put out. */
+function ownStepRows(one, two, field) {
+  const [first, second] = [one, two].map((run) => {
+    const found = new Map();
+    for (const info of run.started.stages ?? []) {
+      const view = run.views().get(info.id);
+      (info.steps ?? []).forEach((step, index) => {
+        const [seconds, elements] = [view?.step_seconds?.[index] ?? 0, view?.step_elements?.[index] ?? 0];
+        found.set(step, field === "each" ? (elements >= LEAST_ELEMENTS ? seconds / elements : null) : seconds);
+      });
+    }
+    return found;
+  });
+  const names = [...new Set([...first.keys(), ...second.keys()])];
+  return names.map((name) => ({ name, a: first.get(name) ?? null, b: second.get(name) ?? null })).filter((row) => row.a || row.b);
+}
+
+/** Show what the manifests know: what changed in code, packages, options, inputs, models and the machine. */
+function changesSection({ changes, left_out: leftOut, notes }) {
+  const body = changes.map((each) => h("tr", {}, h("th", { scope: "row" }, each.what), h("td", { title: each.name }, shortened(each.name, 80)), h("td", { class: "changed" }, each.before), h("td", { class: "changed" }, each.now)));
+  const head = h("tr", {}, h("th", { scope: "col" }, "What"), h("th", { scope: "col" }, "Name"), h("th", { scope: "col" }, h("span", { class: "side-name a" }, "A")), h("th", { scope: "col" }, h("span", { class: "side-name b" }, "B")));
+  const nothing = notes.length ? "Nothing that is known differs." : "Code, packages, options, inputs and machine are the same.";
+  const shown = changes.length
+    ? h("div", { class: "wide", role: "region", "aria-label": "What changed", tabindex: 0 }, h("table", { class: "changes" }, h("caption", { class: "unseen" }, "What changed"), h("thead", {}, head), h("tbody", {}, body)))
+    : h("p", {}, nothing);
+  return section("compare-changes", "What changed", shown, leftOut > 0 && h("p", { class: "muted" }, `and ${counted(leftOut, "other difference")}`), notes.map((note) => h("p", { class: "muted" }, note)));
 }
 
 function modelDifferences(one, two) {

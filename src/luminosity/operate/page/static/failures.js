@@ -2,42 +2,25 @@
 
 import { h, keyed, section, setText } from "./dom.js";
 import { glyph } from "./status.js";
+import { traceback } from "./traceback.js";
 import { counted, duration } from "./words.js";
 
 const MOST_SHOWN = 100;
-
-/** Return a traceback that opens, with a button that copies it. */
-export function traceback(text, isOpen = false) {
-  const said = h("span", { class: "muted", role: "status" });
-  const copy = h("button", { type: "button", class: "quiet", on: { click: async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      setText(said, "Copied.");
-    } catch {
-      getSelection().selectAllChildren(code);
-      setText(said, "The browser does not allow it: the text is selected, press Ctrl+C.");
-    }
-  } } }, "Copy");
-  const code = h("code", {}, text);
-  const frame = h("pre", { tabindex: 0 }, code);
-  // The end of a traceback says what happened, and its last lines are the user's own.
-  const toEnd = () => frame.scrollTo(0, frame.scrollHeight);
-  return h("details", { class: "traceback", open: isOpen, on: { toggle: toEnd } }, h("summary", {}, "Traceback"), h("div", { class: "copy" }, copy, said), frame);
-}
+const AFTER_S = 1; // what is logged about a failure may come a moment later
 
 /** Return one entry for equal failures: how many, the newest of them, and when. */
 function grouped(run) {
   const found = new Map();
   const ended = run.ended;
   if (ended?.failure) {
-    found.set("end", { key: "end", title: ended.failure, step: ended.step, place: ended.place, trace: ended.traceback, times: 1, at: ended.seconds, isEnd: true });
+    found.set("end", { key: "end", title: ended.failure, step: ended.step, place: ended.place, trace: ended.traceback, input: ended.element, times: 1, at: ended.seconds, isEnd: true });
   }
   for (const event of run.of("BundleStalled")) {
     const { step, worker, place = "", seconds } = event.stall;
     const key = `stall ${step} ${worker}`;
     const times = (found.get(key)?.times ?? 0) + 1;
     const title = `Step ${step} did nothing for ${duration(seconds)}`;
-    found.set(key, { key, title, step, place, trace: event.traceback ?? "", times, at: event.seconds, note: event.message });
+    found.set(key, { key, title, step, worker, place, trace: event.traceback ?? "", times, at: event.seconds, note: event.message });
   }
   for (const event of run.of("BundleRetried", "WorkerLost")) {
     const isLost = event.event === "WorkerLost";
@@ -47,6 +30,7 @@ function grouped(run) {
       key,
       title: isLost ? `A worker of the pool ${event.pool} ${event.reason}` : event.exception,
       step: event.step ?? "",
+      worker: event.worker ?? "",
       place: event.place ?? "",
       trace: event.traceback || before?.trace || "",
       times: (before?.times ?? 0) + 1,
@@ -57,8 +41,8 @@ function grouped(run) {
   return [...found.values()];
 }
 
-/** Return the section; absent if nothing went wrong. */
-export function failuresSection() {
+/** Return the section; absent if nothing went wrong. `logs` is the section to which failures lead. */
+export function failuresSection(logs) {
   const known = new Map();
   const list = h("ul", { class: "entries" });
   const more = h("p", { class: "muted" });
@@ -67,9 +51,13 @@ export function failuresSection() {
   function entry(first) {
     const note = h("p", { class: "muted" });
     const title = h("p", { class: "entry-title" }, first.title);
-    const body = h("div", {}, title, note);
+    let now = first;
+    const lines = h("button", { type: "button", class: "link-like", on: { click: () => logs.show({ step: now.step, worker: now.worker, seconds: now.at + AFTER_S }) } }, "Log lines up to it");
+    const body = h("div", {}, title, first.input && h("p", { class: "at-element" }, "Element: ", h("code", {}, first.input)), note, h("p", {}, lines));
     let shown = "";
     const update = (failure) => {
+      now = failure;
+      lines.hidden = !logs.hasLines();
       const parts = [
         failure.step && `step ${failure.step}`, failure.place && `at ${failure.place}`, failure.note,
         failure.times > 1 ? `${failure.times} times, last after ${duration(failure.at)}` : `after ${duration(failure.at)}`,

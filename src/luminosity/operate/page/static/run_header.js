@@ -40,7 +40,8 @@ class Facts {
 export class RunHeader {
   share = null; // of the work that is done, if known
 
-  constructor() {
+  /** `actions` has what the reader may do to the run. */
+  constructor(actions) {
     this.state = h("span");
     this.name = h("h1");
     this.about = h("p", { class: "muted about" });
@@ -51,7 +52,7 @@ export class RunHeader {
     this.pace = h("p", { class: "pace" });
     this.failure = h("p", { class: "failed-line", role: "alert" });
     this.failure.hidden = true;
-    this.element = h("header", { class: "run-head" }, h("div", { class: "title" }, this.name, this.state), this.about, this.failure, this.pace, this.progress, this.facts.element);
+    this.element = h("header", { class: "run-head" }, h("div", { class: "title" }, this.name, this.state, actions.element), this.about, actions.news, this.failure, this.pace, this.progress, this.facts.element);
   }
 
   update(run) {
@@ -62,6 +63,8 @@ export class RunHeader {
     const failure = run.ended?.failure || (run.state === "lost" ? runWhy(run.state) : "");
     setText(this.failure, failure);
     this.failure.hidden = !failure;
+    // A failed run begins with its failure: the pace comes below.
+    this.pace.classList.toggle("muted", Boolean(run.ended?.failure));
     const { parts } = bottleneck(run);
     const said = parts.map((part) => part.strong ?? part).join("");
     if (this.saidPace !== said) replaceAll(this.pace, ...parts.map((part) => (part.strong ? h("strong", {}, part.strong) : part)));

@@ -37,6 +37,16 @@ export function isStepOf(step, info) {
   return [...(info.steps ?? []), ...info.label.split(" + ")].some((own) => own === step || step.startsWith(`${own}/`) || own.startsWith(`${step}/`) || own.endsWith(`/${step}`));
 }
 
+/** Only some snapshots have the figures of steps, which change slowly. */
+function keepSlowFields(earlier, snapshot) {
+  const before = byId(earlier?.stages);
+  for (const stage of snapshot.stages ?? []) {
+    for (const field of ["step_seconds", "step_elements"]) {
+      if (stage[field] === undefined && before.get(stage.id)?.[field] !== undefined) stage[field] = before.get(stage.id)[field];
+    }
+  }
+}
+
 /** Keep the first and the last point, and every other one between them. */
 export function thinned(points) {
   return points.filter((_, index) => index % 2 === 0 || index === points.length - 1);
@@ -66,7 +76,7 @@ export class RunState {
     this.state = data.state;
     this.number = data.number ?? 0;
     this.started = data.started;
-    this.layouts = data.layouts; // where the graph has its boxes and links
+    this.graph = data.graph; // the steps of its author, and where the graphs have their boxes and links
     this.numbers = data.numbers; // what the tables of stages and models show, as the server describes it
     this.ended = data.ended ?? null;
     this.cost = data.cost ?? null;
@@ -101,6 +111,7 @@ export class RunState {
     this.arrivedAt = performance.now();
     this.last = snapshot;
     if (!snapshot.checkpoint && earlier?.checkpoint) this.last.checkpoint = earlier.checkpoint;
+    keepSlowFields(earlier, snapshot);
     this.#point(pointOf(snapshot, this.plan));
   }
 

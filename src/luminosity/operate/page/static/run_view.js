@@ -9,11 +9,15 @@ import { follow } from "./live.js";
 import { logsSection } from "./logs.js";
 import { modelsSection } from "./models.js";
 import { drawer } from "./redraw.js";
+import { runActions } from "./run_actions.js";
 import { RunHeader } from "./run_header.js";
 import { RunState } from "./run_state.js";
 import { setTitle, showConnection, showProblem } from "./shell.js";
+import { stagesSection } from "./stages.js";
 import { stepsSection } from "./steps.js";
+import { StepTree } from "./step_tree.js";
 import { streamSection } from "./stream.js";
+import { stuckSection } from "./stuck.js";
 import { timelineSection } from "./timeline.js";
 import { percent } from "./words.js";
 import { workersSection } from "./workers.js";
@@ -28,21 +32,28 @@ export function runView(view, id) {
   let run = null;
   let sections = null;
   let timer = 0;
+  const actions = runActions(id);
   const request = drawer(draw);
   const clock = setInterval(() => run?.isLive && request(), CLOCK_MS); // the time goes on between two events
 
   function build() {
-    const steps = stepsSection(run);
-    const [header, graph, failures] = [new RunHeader(), graphSection(run, { onChoose: (stage) => steps.show(stage) }), failuresSection()];
-    sections = { header, graph, steps, stream: streamSection(), timeline: timelineSection(), models: modelsSection(run), counters: countersSection(), failures, logs: logsSection(), workers: workersSection() };
+    const stages = stagesSection(run);
+    const tree = new StepTree(run);
+    const steps = stepsSection(run, { steps: tree, onStage: (stage) => stages.show(stage) });
+    const graph = graphSection(run, { steps: tree, onStep: (id) => steps.show(id), onStage: (stage) => stages.show(stage) });
+    const logs = logsSection(id, { onKept: request });
+    const [header, failures] = [new RunHeader(actions), failuresSection(logs)];
+    const stuck = stuckSection({ onStep: (step) => (tree.find(step) >= 0 ? steps.show(tree.find(step)) : stages.element.scrollIntoView()) });
+    sections = { header, stuck, graph, steps, stages, stream: streamSection(), timeline: timelineSection(), models: modelsSection(run), counters: countersSection(), failures, logs, workers: workersSection() };
     replaceAll(view, ...Object.values(sections).map((section) => section.element));
   }
 
   function draw() {
     for (const section of Object.values(sections)) section.update(run);
-    const { failures, graph } = sections;
+    actions.update(run);
+    const { failures, stuck } = sections;
     // The page of a failed run begins with its failure.
-    if (run.state === "failed" && failures.element.nextSibling !== graph.element) graph.element.before(failures.element);
+    if (run.state === "failed" && failures.element.nextSibling !== stuck.element) stuck.element.before(failures.element);
     const share = run.isLive ? sections.header.share : null;
     setTitle(`${share === null ? "" : `${percent(share)} `}${run.title}`);
   }

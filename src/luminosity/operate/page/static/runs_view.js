@@ -1,7 +1,8 @@
-// The list of runs: live ones first and up to date, past ones below, two of them to compare.
+// The list of runs: live ones first and up to date, past ones below, two of them to compare; or the jobs and their past.
 
-import { load } from "./api.js";
+import { load, runsAddress } from "./api.js";
 import { h, replaceAll, setAttributes, setText } from "./dom.js";
+import { jobTable } from "./job_table.js";
 import { go, repeat, setTitle, showConnection, showProblem } from "./shell.js";
 import { pill } from "./status.js";
 import { Table } from "./table.js";
@@ -9,9 +10,12 @@ import { count, counted, duration, moment, money, rate } from "./words.js";
 
 const LIVE_EVERY_MS = 1500;
 const QUIET_EVERY_MS = 5000;
+const READING_EVERY_MS = 100; // while the server still reads older runs
 const GROUPS = [["all", "All"], ["running", "Running"], ["done", "Done"], ["failed", "Failed"], ["other", "Other"]];
 
-const groupOf = (run) => (["running", "failed"].includes(run.state) ? run.state : ["done", "drained"].includes(run.state) ? "done" : "other");
+const PAGE = 200; // lines that are shown first, and with each "Show more"
+const MOST = 1000;
+const TYPING_MS = 200;
 
 const rateOf = (run) => run.rate || (run.state !== "running" && run.elements && run.seconds ? run.elements / run.seconds : null);
 
@@ -19,14 +23,21 @@ const rateOf = (run) => run.rate || (run.state !== "running" && run.elements && 
 export function runsView(view) {
   setTitle("Runs");
   const chosen = new Set();
-  let runs = [];
+  const asked = new URLSearchParams(location.search);
+  let answer = { runs: [], jobs: [], groups: {}, total: 0, matches: 0, live: 0, unread: 0, folder: "" };
   let wanted = "all";
   let words = "";
-  let folder = "";
+  let job = asked.has("job") ? { name: asked.get("job"), folder: asked.get("folder") ?? "" } : null;
+  let limit = PAGE;
+  let isByJob = false;
+  let typing = 0;
 
   const summary = h("p", { class: "muted", role: "status" });
-  const search = h("input", { type: "search", placeholder: "Filter by name or id", "aria-label": "Filter by name or id", on: { input: () => { words = search.value.trim().toLowerCase(); show(); } } });
-  const buttons = GROUPS.map(([key, title]) => h("button", { type: "button", class: "chip", "aria-pressed": String(key === wanted), on: { click: () => { wanted = key; show(); } } }, title));
+  const search = h("input", { type: "search", placeholder: "Filter by name, id, user or argument", "aria-label": "Filter by name, id, user or argument", on: { input: () => { words = search.value.trim(); clearTimeout(typing); typing = setTimeout(refresh, TYPING_MS); } } });
+  const buttons = GROUPS.map(([key, title]) => h("button", { type: "button", class: "chip", "aria-pressed": String(key === wanted), on: { click: () => { wanted = key; refresh(); } } }, title));
+  const views = [["runs", "Runs"], ["jobs", "By job"]].map(([key, title]) => h("button", { type: "button", class: "chip", "data-view": key, on: { click: () => { isByJob = key === "jobs"; show(); } } }, title));
+  const ofJob = h("p", { class: "of-job" });
+  const more = h("button", { type: "button", class: "quiet more", on: { click: () => { limit = Math.min(MOST, limit + PAGE); refresh(); } } }, "Show more");
   const compare = h("button", { type: "button", class: "action", disabled: true, on: { click: () => { const [a, b] = [...chosen]; go(`/compare?a=${encodeURIComponent(a)}&b=${encodeURIComponent(b)}`); } } }, "Compare");
   const damaged = h("div");
   const nothing = h("p", { class: "empty" });
@@ -55,43 +66,65 @@ export function runsView(view) {
     onRow: (row, run) => setAttributes(row, { class: run.state === "running" ? "live" : null, "data-run": run.id }),
   });
 
+  const jobs = jobTable({ onChoose: (chosenJob) => { job = chosenJob; isByJob = false; refresh(); } });
+
   function show() {
+    const { runs, total, live, matches, unread, folder } = answer;
+    views.forEach((button) => setAttributes(button, { "aria-pressed": String((button.dataset.view === "jobs") === isByJob) }));
     buttons.forEach((button, index) => setAttributes(button, { "aria-pressed": String(GROUPS[index][0] === wanted) }));
-    const found = runs.filter((run) => (wanted === "all" || groupOf(run) === wanted) && (!words || `${run.name} ${run.folder} ${run.id}`.toLowerCase().includes(words)));
-    const ordered = [...found.filter((run) => run.state === "running"), ...found.filter((run) => run.state !== "running")];
-    table.update(ordered);
-    table.element.hidden = !ordered.length;
-    const live = runs.filter((run) => run.state === "running").length;
-    setText(summary, runs.length ? `${counted(runs.length, "run")}, ${live} running` : "");
-    setText(nothing, ordered.length ? "" : runs.length ? "No run matches the filter." : folder && `No run is recorded in ${folder} yet. Start one with lum run PIPELINE.py: it appears here.`);
+    buttons.forEach((button, index) => setText(button, `${GROUPS[index][1]}${index && answer.groups[GROUPS[index][0]] ? ` ${count(answer.groups[GROUPS[index][0]])}` : ""}`));
+    table.update(runs);
+    jobs.update(answer.jobs);
+    table.element.hidden = isByJob || !runs.length;
+    jobs.element.hidden = !isByJob || !answer.jobs.length;
+    more.hidden = isByJob || matches <= runs.length || limit >= MOST;
+    const chosenJob = JSON.stringify(job);
+    if (ofJob.dataset.said !== chosenJob) replaceAll(ofJob, job && h("span", {}, "Runs of ", h("strong", {}, job.name), job.folder && ` in ${job.folder} `), job && h("button", { type: "button", class: "quiet", on: { click: () => { job = null; refresh(); } } }, "Show all jobs"));
+    ofJob.dataset.said = chosenJob; // the focus stays where it is
+    ofJob.hidden = !job;
+    const shown = runs.length < matches ? `; ${count(runs.length)} of ${count(matches)} are shown` : "";
+    const rest = unread ? `; ${counted(unread, "older run")} ${unread === 1 ? "is" : "are"} still being read` : "";
+    setText(summary, total ? `${counted(total, "run")}, ${live} running${shown}${rest}` : "");
+    setText(nothing, matches || unread ? "" : total ? "No run matches the filter." : folder && `No run is recorded in ${folder} yet. Start one with lum run PIPELINE.py: it appears here.`);
     compare.disabled = chosen.size !== 2;
     setText(compare, chosen.size === 2 ? "Compare the two runs" : `Compare: choose ${chosen.size ? "one more run" : "two runs"}`);
   }
 
+  let isStopped = false;
+  let asking = 0;
+
   async function refresh() {
+    const mine = (asking += 1);
     try {
-      const answer = await load("/api/runs");
-      ({ runs, folder } = answer);
-      showConnection(runs.some((run) => run.state === "running") ? "live" : "");
+      const found = await load(runsAddress({ words, group: wanted === "all" ? "" : wanted, job: job?.name, folder: job?.folder, limit }));
+      if (isStopped || mine !== asking) return; // the reader has asked for something else meanwhile
+      answer = found;
+      showConnection(answer.live ? "live" : "");
       setAttributes(summary, { title: answer.folder });
       showDamaged(damaged, answer.damaged ?? []);
       show();
     } catch (error) {
+      if (isStopped) return;
       if (error.status === 401) showProblem(view, "Signed out", error.message);
       else showConnection("reconnecting");
     }
   }
 
-  const tools = h("div", { class: "toolbar" }, search, h("div", { class: "chips", role: "group", "aria-label": "Show runs" }, buttons), compare);
-  view.append(h("div", { class: "title" }, h("h1", {}, "Runs"), summary), tools, table.element, nothing, damaged);
-  return repeat(refresh, () => (runs.some((run) => run.state === "running") ? LIVE_EVERY_MS : QUIET_EVERY_MS));
+  const tools = h("div", { class: "toolbar" }, search, h("div", { class: "chips", role: "group", "aria-label": "Show runs" }, buttons), h("div", { class: "chips", role: "group", "aria-label": "How to list" }, views), compare);
+  view.append(h("div", { class: "title" }, h("h1", {}, "Runs"), summary), tools, ofJob, table.element, jobs.element, more, nothing, damaged);
+  const stop = repeat(refresh, () => (answer.unread ? READING_EVERY_MS : answer.live ? LIVE_EVERY_MS : QUIET_EVERY_MS));
+  return () => {
+    isStopped = true;
+    clearTimeout(typing);
+    stop();
+  };
 }
 
 function nameCell(choose, chosen) {
   return (run, cell) => {
     if (!cell.firstChild) {
       const box = h("input", { type: "checkbox", "aria-label": `Choose ${run.name} ${run.id} to compare`, on: { change: () => choose(run.id, box.checked) } });
-      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}`, title: run.name.length > 60 ? run.name : null }, run.name), h("small", {}, run.id), run.folder && h("small", { class: "folder", title: run.folder }, run.folder))));
+      cell.append(h("div", { class: "run-name" }, box, h("div", {}, h("a", { href: `/runs/${encodeURIComponent(run.id)}`, title: run.name.length > 60 ? run.name : null }, run.name), h("small", {}, run.id, run.user && h("span", { class: "user" }, ` by ${run.user}`)), run.folder && h("small", { class: "folder", title: run.folder }, run.folder), run.arguments && h("small", { class: "arguments", title: run.arguments }, run.arguments))));
     }
     cell.querySelector("input").checked = chosen.has(run.id);
   };

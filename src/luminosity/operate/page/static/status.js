@@ -15,6 +15,7 @@ const SHAPES = {
   lost: "M4 4.200a2.100 2.100 0 1 1 2.900 1.900c-.7.300-.9.700-.9 1.500M6 10.100v.2",
   stalled: "M6 1.500v5.500M6 9.800v.400",
   stopped: "M2.500 2.500h7v7h-7z",
+  moves: "M1 6h9.500M7.500 3l3 3-3 3",
 };
 const FILLED = new Set(["busy", "needs", "stopped"]);
 

@@ -1,122 +1,91 @@
-// The table of stages, with what each needs, and more of a stage in the row below it.
+// The table of the author's steps, with composites folded or open: where the time of workers goes.
 
 import { bottleneck } from "./bottleneck.js";
-import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
-import { isStepOf } from "./run_state.js";
-import { glyph, stageKind, stageWords, stalledOf } from "./status.js";
-import { numberColumns, Table } from "./table.js";
-import { bytes, count, counted, duration, percent, rate } from "./words.js";
+import { h, replaceAll, s, section, setAttributes, setText } from "./dom.js";
+import { glyph } from "./status.js";
+import { StepFigures } from "./step_figures.js";
+import { Table } from "./table.js";
+import { count, duration, percent, shortened } from "./words.js";
 
-/** Return the share of a stage's model work that was padding, or null. */
-export function paddingOf(view) {
-  const costs = (view?.inference ?? []).reduce((sum, each) => [sum[0] + (each.useful_cost ?? 0), sum[1] + (each.padded_cost ?? 0)], [0, 0]);
-  return costs[1] ? Math.max(0, 1 - costs[0] / costs[1]) : null;
-}
+const OLD = "this run's record does not have it, or the step took less than a millisecond";
 
-/** Return how often a stage's bundles failed, as its view or the run's events say. */
-function failuresOf(run, info, view) {
-  if (view?.retries) return view.retries;
-  return run.of("BundleRetried").filter((event) => isStepOf(event.step, info)).length;
-}
-
-/** Return the section. `show(stageId)` opens the row of a stage. */
-export function stepsSection(run) {
-  const [elements, ...others] = numberColumns(run.numbers.stages, (row) => row.view);
+/** Return the section, absent for records that have no steps. `onStage(stageId)` is called for a stage that is chosen. */
+export function stepsSection(run, { steps, onStage }) {
+  const labels = new Map((run.started.stages ?? []).map((stage) => [stage.id, stage.label]));
+  let now = run;
   const table = new Table({
     label: "Steps",
-    keyOf: (row) => row.info.id,
+    kind: "of-steps",
+    keyOf: (row) => row.id,
     columns: [
-      { key: "label", title: "Step", isText: true, value: (row) => row.info.label, cell: nameCell },
-      { key: "status", title: "Status", isText: true, class: "status", value: (row) => row.words, cell: statusCell },
-      elements,
-      { key: "rate", title: "Rate", hint: "Elements per second: recently, or over the whole run if it has ended", value: (row) => row.rate, text: (row) => (row.rate || stalledOf(row.view) ? rate(row.rate) : "–"), why_: "no elements recently" },
-      ...others,
-      { key: "padding", title: "Padding", hint: "Share of a model's work that was padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: "the step runs no model that counts its padding" },
-      { key: "failures", title: "Failures", hint: "Failed attempts of bundles", value: (row) => row.failures, text: (row) => count(row.failures) },
+      { key: "label", title: "Step", isText: true, value: (row) => row.name, cell: nameCell(steps) },
+      { key: "status", title: "Status", isText: true, class: "status", value: (row) => row.state.words, cell: statusCell },
+      { key: "elements", title: "Elements", hint: "Elements that the step has put out; of a composite, those of the part with the most", value: (row) => row.elements, text: (row) => count(row.elements), why_: "the step puts nothing out, or the record does not say" },
+      { key: "seconds", title: "Time", hint: "Time of workers in the step. Beam takes samples, so that very short steps are too low", value: (row) => row.seconds, text: (row) => (row.seconds ? duration(row.seconds) : "–"), why_: OLD },
+      { key: "share", title: "Share", hint: "Part of the time of all steps", value: (row) => row.share, cell: shareCell },
+      { key: "each", title: "For an element", hint: "Time for an element that the step has put out", value: (row) => row.each, text: (row) => (row.each ? duration(row.each) : "–"), why_: OLD },
+      { key: "stages", title: "Runs in stage", isText: true, class: "in-stages", value: (row) => row.stages.join(), cell: stagesCell },
     ],
-    detail: (row) => new Detail(row),
-    onRow: (element, row) => setAttributes(element, { class: row.isCulprit ? "culprit" : null, "data-stage": row.info.id }),
+    onRow: (element, row) => setAttributes(element, { class: row.state.isCulprit ? "culprit" : null, "data-step": row.name }),
   });
   const element = section("steps", "Steps", table.element);
 
-  function update(now) {
-    run = now;
-    const views = run.views();
-    const found = bottleneck(run);
-    const hasFailed = (info) => run.failedStep !== "" && isStepOf(run.failedStep, info);
-    const rows = (run.started.stages ?? []).map((info) => {
-      const view = views.get(info.id) ?? { status: "waiting" };
-      const isCulprit = found.culprit === info.id;
-      const mean = run.seconds ? (view.elements ?? 0) / run.seconds : null;
-      const isPast = !run.isLive && view.status !== "done";
-      return {
-        info, view, isCulprit,
-        kind: hasFailed(info) ? "failed" : isPast ? "starved" : stageKind(view),
-        words: hasFailed(info) ? "failed" : isPast ? "not finished" : isCulprit && !stalledOf(view) ? "sets the pace" : stageWords(view),
-        rate: run.isLive ? view.rate ?? 0 : mean,
-        padding: paddingOf(view),
-        failures: failuresOf(run, info, view),
-      };
+  function stagesCell(row, cell) {
+    const said = row.stages.join();
+    if (cell.dataset.said === said) return;
+    cell.dataset.said = said;
+    const links = row.stages.slice(0, 2).map((stage) => h("button", { type: "button", class: "link-like", title: labels.get(stage), on: { click: () => onStage(stage) } }, shortened(labels.get(stage) ?? stage, 28)));
+    replaceAll(cell, ...links.map((link) => h("div", {}, link)), row.stages.length > 2 && h("small", {}, `and ${row.stages.length - 2} more`), !row.stages.length && h("span", { class: "muted" }, "between stages"));
+  }
+
+  function update(newest) {
+    now = newest;
+    const figures = new StepFigures(now, steps, bottleneck(now));
+    const rows = steps.shown().map(({ id, depth }) => {
+      const found = figures.of(id);
+      return { id, depth, ...steps.transforms[id], ...found, share: found.seconds === null ? null : figures.shareOf(id), each: found.seconds && found.elements ? found.seconds / found.elements : null };
     });
     element.hidden = !rows.length;
     table.update(rows);
   }
 
-  function show(stage) {
-    if (!table.isOpen(stage)) table.toggleDetail(stage);
-    const row = [...table.body.children].find((each) => each.dataset.stage === stage);
+  async function show(id) {
+    await steps.reveal(id);
+    const row = [...table.body.children].find((each) => each.dataset.step === steps.transforms[id].name);
     row?.scrollIntoView({ block: "center" });
-    row?.querySelector("button")?.focus({ preventScroll: true });
+    row?.querySelector("button, .plain-name")?.focus({ preventScroll: true });
   }
 
+  steps.onChange(() => update(now));
   return { element, update, show };
 }
 
-function nameCell(row, cell, table) {
-  if (!cell.firstChild) {
-    cell.append(h("button", { type: "button", class: "open", on: { click: () => table.toggleDetail(row.info.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), h("span", {}, row.info.label)));
-  }
-  setAttributes(cell.firstChild, { "aria-expanded": String(table.isOpen(row.info.id)) });
+function nameCell(steps) {
+  return (row, cell) => {
+    if (!cell.firstChild) {
+      const name = h("span", { title: row.name }, row.label);
+      const button = steps.canOpen(row.id)
+        ? h("button", { type: "button", class: "open", on: { click: () => steps.toggle(row.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), name)
+        : h("span", { class: "plain-name", tabindex: -1 }, name);
+      cell.append(button);
+    }
+    setAttributes(cell.firstChild, { "aria-expanded": steps.canOpen(row.id) ? String(steps.isOpen(row.id)) : null, class: `${steps.canOpen(row.id) ? "open" : "plain-name"} depth${Math.min(row.depth, 6)}` });
+  };
 }
 
 function statusCell(row, cell) {
-  const said = `${row.kind} ${row.words}`;
+  const said = `${row.state.kind} ${row.state.words}`;
   if (cell.dataset.said === said) return;
   cell.dataset.said = said;
-  replaceAll(cell, h("span", { class: `state ${row.kind}` }, glyph(row.kind), h("span", {}, row.words)));
+  replaceAll(cell, h("span", { class: `state ${row.state.kind}` }, glyph(row.state.kind), h("span", {}, row.state.words)));
 }
 
-/** What is known of a stage beyond its row. */
-class Detail {
-  #values = new Map();
-
-  constructor(row) {
-    this.list = h("dl", { class: "details" });
-    const steps = row.info.steps ?? [];
-    this.element = h("div", {}, this.list, steps.length > 0 && h("p", { class: "muted" }, "Steps of the pipeline in it, in order:"), steps.length > 0 && h("ol", { class: "step-names" }, steps.map((step) => h("li", {}, step))));
+/** The share as a number and a bar. */
+function shareCell(row, cell) {
+  if (!cell.firstChild) {
+    cell.append(h("span"), s("svg", { class: "share", viewBox: "0 0 60 6", width: 60, height: 6, "aria-hidden": "true" }, s("rect", { class: "rail", width: 60, height: 6, rx: 3 }), s("rect", { class: "filled", height: 6, rx: 3 })));
   }
-
-  update(row) {
-    const { info, view } = row;
-    const asked = info.asked ?? {};
-    const asks = [asked.ram && `${bytes(asked.ram)} RAM`, asked.cores && `${asked.cores} cores`, asked.accelerator].filter(Boolean).join(", ");
-    const facts = [
-      ["Pool", info.pool],
-      ["Resource hints", asks || "none"],
-      ["Bundles", count(view.bundles ?? 0)],
-      ["Running now", `${counted(view.running ?? 0, "bundle")} on ${counted(view.workers ?? 0, "worker")}`],
-      ["In its queue", `${count(view.queued ?? 0)} elements, ${bytes(view.queued_bytes ?? 0)}`],
-      ["Output", view.output_bytes ? `about ${bytes(view.output_bytes)}` : "–"],
-      ["CPU in its time", view.cpu_seconds && view.busy_seconds ? `${(view.cpu_seconds / view.busy_seconds).toFixed(2)} cores` : "–"],
-      ["Time for an element", view.busy_seconds && view.elements ? duration(view.busy_seconds / view.elements) : "–"],
-    ];
-    for (const [term, value] of facts) {
-      if (!this.#values.has(term)) {
-        const place = h("dd");
-        this.#values.set(term, place);
-        this.list.append(h("div", {}, h("dt", {}, term), place));
-      }
-      setText(this.#values.get(term), value);
-    }
-  }
+  setText(cell.firstChild, row.share === null ? "–" : percent(row.share));
+  setAttributes(cell, { title: row.share === null ? OLD : null });
+  setAttributes(cell.querySelector(".filled"), { width: (60 * (row.share ?? 0)).toFixed(1) });
 }

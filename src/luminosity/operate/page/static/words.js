@@ -79,6 +79,12 @@ export function moment(seconds) {
   return date.toLocaleString("en-GB", { day: "numeric", month: "short", year, hour: "2-digit", minute: "2-digit" });
 }
 
+/** The time of day in the reader's time zone, to the millisecond: 14:05:03.120. */
+export function clock(seconds) {
+  const date = new Date(seconds * 1000);
+  return `${date.toLocaleTimeString("en-GB")}.${String(date.getMilliseconds()).padStart(3, "0")}`;
+}
+
 /** A p-value: three digits that count. */
 export function probability(value) {
   if (!isKnown(value)) return NONE;
@@ -97,10 +103,10 @@ export function listed(names, most = 3) {
   return `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
 }
 
-/** Cut a label in the middle, so that its beginning and its end stay. */
+/** Cut a label in the middle. Its end, which tells it from others, keeps more than its beginning. */
 export function shortened(label, most) {
   if (label.length <= most) return label;
-  const tail = Math.floor((most - 1) / 3);
+  const tail = Math.ceil((most - 1) * 0.6);
   return `${label.slice(0, most - tail - 1)}…${label.slice(label.length - tail)}`;
 }
 
