@@ -120,8 +120,13 @@ def record(folder: Path, *events: Event) -> None:
         write(event)
 
 
-def rich_run(folder: Path, number: int = 1, state: str = "done", **options: int) -> None:
-    """Record a run that has ended, with a value for every metric."""
+def rich_events(number: int = 1, state: str = "done", **options: int) -> tuple[Event, ...]:
+    """Return the events of a run that has ended, with a value for every metric."""
     begun = WorkerStarted(run_id(number), 1.0, "w3", "device", 1234)
     worker = WorkerEnded(run_id(number), 9.0, "w3", "device", 8.0, peak_resident=555)
-    record(folder, started(number), begun, snapshot(number, 5.0), worker, ended(number, 10.0, state, **options))
+    return started(number), begun, snapshot(number, 5.0), worker, ended(number, 10.0, state, **options)
+
+
+def rich_run(folder: Path, number: int = 1, state: str = "done", **options: int) -> None:
+    """Record a run that has ended, with a value for every metric."""
+    record(folder, *rich_events(number, state, **options))

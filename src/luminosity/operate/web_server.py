@@ -105,6 +105,8 @@ class Access:
     def __init__(self, token: str, port: int) -> None:
         self._token = token.encode()
         self._once: dict[str, float] = {}  # tokens that count once, and until when
+        # It is for actions. No cookie has it or leads to it, and another server on this port can't have kept it.
+        self.action_token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.cookie_name = f"luminosity-ui-{port}"
         self.cookie_value = hmac.new(self._token, f"cookie {port}".encode(), hashlib.sha256).hexdigest()
 
@@ -118,7 +120,7 @@ class Access:
         """Return whether ``given`` is the token, or one that counts once. Takes equally long for all wrong ones."""
         if time.monotonic() < self._once.pop(given, 0.0):
             return True
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+        return self.is_lasting(given)
 
     def has_cookie(self, headers: Iterable[str]) -> bool:
         """Return whether the ``Cookie`` headers of a request hold the cookie."""
@@ -135,6 +137,17 @@ class Access:
         """Return whether an ``Authorization`` header holds the token, as Prometheus sends it."""
         scheme, _, given = header.partition(" ")
         return scheme.lower() == "bearer" and self.is_token(given.strip())
+
+    def is_lasting(self, given: str) -> bool:
+        """Return whether ``given`` is the token itself, not one that counts once, which others may have seen."""
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+    def may_act(self, header: str) -> bool:
+        """Return whether an ``Authorization`` header holds the token for actions, or the token itself."""
+        scheme, _, given = header.partition(" ")
+        given = given.strip()
+        is_for_actions = hmac.compare_digest(given.encode("utf-8", "replace"), self.action_token.encode())
+        return scheme.lower() == "bearer" and (is_for_actions or self.is_lasting(given))
 
     @property
     def set_cookie(self) -> str:

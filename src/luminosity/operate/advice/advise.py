@@ -21,6 +21,7 @@ from luminosity.operate.advice.rules import Advice, PoolAdvice, advise_pool, ste
 from luminosity.operate.cost.bill import Bill
 from luminosity.operate.cost.prices import LEAST_SAVING, PriceSheet
 from luminosity.runs.records import Record
+from luminosity.runs.views.step_times import slowest, step_times
 from luminosity.runs.views.words import duration
 
 __all__ = ["Report", "advise", "hints_content", "to_json"]
@@ -45,6 +46,11 @@ class Report:
     advised: Bill | None
     notes: tuple[str, ...]
     uniform_is_measured: bool = False  # whether it is the bill of a run with --pools=uniform
+
+    @property
+    def slowest(self) -> str:
+        """A sentence about the step that takes most of the time; empty if none stands out."""
+        return slowest(self.use.newest.started, self.use.newest.last)
 
     @property
     def saving(self) -> float | None:
@@ -174,6 +180,7 @@ def _data(report: Report) -> dict[str, Any]:
         "pipeline": report.use.name,
         "runs": [record.started.run for record in report.use.records],
         "pools": [_pool(pool) for pool in report.pools],
+        "steps": [asdict(each) for each in step_times(report.use.newest.started, report.use.newest.last)],
         "workers": [asdict(each) for each in report.workers],
         "bills": {name: None if bill is None else asdict(replace(bill, notes=())) for name, bill in bills.items()},
         "saving": report.saving,
