@@ -14,7 +14,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pytest
-from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
+from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, ModelHandler, PredictionResult
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms import window
 from pyarrow import parquet
@@ -33,6 +33,7 @@ from luminosity import (
 )
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.inference.enrich.column_models import ColumnModels
 from luminosity.inference.enrich.infer_columns import NewColumn
 from luminosity.inference.enrich.prepare_columns import alike
 from luminosity.inference.enrich.table_steps import BeginDoFn
@@ -214,7 +215,10 @@ def test_who_prepares_alike(text_models: dict[str, str]) -> None:
     }
     models: dict[str, Any] = {name: column.handler for name, column in columns.items()}
 
-    assert alike(columns, models) == [["vector", "mood"], *([name] for name in list(columns)[2:])]
+    assert alike(columns, {name: ColumnModels(name, column) for name, column in columns.items()}) == [
+        ["vector", "mood"],
+        *([name] for name in list(columns)[2:]),
+    ]
     same = [models[name].prepare(["Some text, in two", ""]).to_pylist() for name in ("vector", "mood")]
     assert same[0] == same[1]
 
@@ -438,6 +442,7 @@ def test_a_short_table_has_blocks_for_all_workers(monkeypatch: pytest.MonkeyPatc
 
 
 HANDLER = Lengths()
+BY_LANGUAGE: Any = KeyedModelHandler([KeyModelMapping(["en"], HANDLER)])
 
 
 @pytest.mark.parametrize(
@@ -448,8 +453,11 @@ HANDLER = Lengths()
         (lambda: Column(HANDLER, ["a", 5]), "expected the name of a column"),  # type: ignore[list-item]
         (lambda: Column(HANDLER, {"a", "b"}), "expected the name of a column"),  # type: ignore[arg-type]
         (lambda: Column(HANDLER, "text", str), "expected an Arrow type"),  # type: ignore[arg-type]
-        (lambda: Column(KeyedModelHandler(HANDLER), "text"), "rows of a table have no keys"),
-        (lambda: Column(HANDLER.with_preprocess_fn(str), "text"), "Lengths has functions before or after it"),
+        (lambda: Column(KeyedModelHandler(HANDLER), "text"), "with one model, which needs no keys"),
+        (lambda: Column(BY_LANGUAGE, "text"), "but not which column has the keys; pass Column\\(..., key="),
+        (lambda: Column(HANDLER, "text", key="lang"), "found key='lang' with Lengths, expected a KeyedModelHandler"),
+        (lambda: Column(HANDLER, "text", nulls="drop"), "found nulls='drop', expected one of fail, keep"),
+        (lambda: Column(HANDLER, "text", interval=5), "found interval or stop_timestamp without watch_model_pattern"),
         (lambda: Column(HANDLER.with_no_batching(), "text"), "with which each element is a batch"),
         (lambda: Enrich(), "found no columns"),
         (lambda: Enrich(n=HANDLER), "expected n=Column\\(handler, inputs\\)"),  # type: ignore[arg-type]

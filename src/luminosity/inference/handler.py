@@ -215,6 +215,14 @@ class Handler(ModelHandler[ExampleT, PredictionT, ModelT]):
         """
         return True
 
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return whether equal examples always get equal predictions, so that ``Enrich`` may compute one for all.
+
+        False for models that draw by chance. None, the default, if it is not known: only a ``Column`` that asks for it
+        then does so.
+        """
+        return None
+
     def takes_updates(self) -> bool:
         """Return whether the handler can load a new version: whether it implements ``update_model_path``."""
         return type(self).update_model_path is not ModelHandler.update_model_path

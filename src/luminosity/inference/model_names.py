@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["generator_named", "handler_of", "named_handler"]
 
-_KINDS = ("embed", "classify", "summarize", "generate", "chat", "embed-images", "classify-images")
+_KINDS = (
+    *("embed", "classify", "summarize", "generate", "chat", "embed-images", "classify-images"),
+    *("xgboost", "lightgbm"),
+)
 _NEW_TOKENS = 300  # of an answer to a prompt, unless a pipeline says it
 
 
@@ -58,9 +61,21 @@ def _kind_of_handler(kind: str) -> Callable[[str], ModelHandler[Any, Any, Any]]:
     from luminosity.inference.handlers.text.classifiers import TextClassifier
     from luminosity.inference.handlers.text.embedder import SentenceEmbedder
     from luminosity.inference.handlers.text.summarizer import Summarizer
+    from luminosity.inference.handlers.trees.lightgbm import LightGBMModelHandler
+    from luminosity.inference.handlers.trees.xgboost import XGBoostModelHandler
 
-    makers = (SentenceEmbedder, TextClassifier, Summarizer, _generator, _chat, ImageEmbedder, ImageClassifier)
+    images = (ImageEmbedder, ImageClassifier)
+    trees = (_trees(XGBoostModelHandler), _trees(LightGBMModelHandler))
+    makers = (SentenceEmbedder, TextClassifier, Summarizer, _generator, _chat, *images, *trees)
     return makers[_KINDS.index(kind)]
+
+
+def _trees(handler: Callable[..., ModelHandler[Any, Any, Any]]) -> Callable[[str], ModelHandler[Any, Any, Any]]:
+    def made(name: str) -> ModelHandler[Any, Any, Any]:
+        path, _, method = name.partition("#")
+        return handler(os.path.expanduser(path), method=method or "predict")
+
+    return made
 
 
 def generator_named(model: str, key_env: str | None = None) -> ModelHandler[Any, Any, Any]:

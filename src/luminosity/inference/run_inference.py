@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import apache_beam as beam
@@ -14,7 +13,6 @@ import pyarrow as pa
 from apache_beam import pvalue
 from apache_beam.ml.inference.base import ModelHandler, RunInferenceDLQ
 from apache_beam.transforms import window
-from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from luminosity.errors import InvalidArgument
 from luminosity.inference.adapting.adapt import ModelSet, check_batching, check_files, check_handler
@@ -23,61 +21,13 @@ from luminosity.inference.prompts.prompt import Prompt
 from luminosity.inference.steps.dofns import FAILED, InferDoFn, PrepareDoFn, ResultsDoFn
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.messages import PreparedBlock, ResultBlock, StepSettings
-from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models, registry_watch
-from luminosity.inference.steps.versions import RegistryWatch, Watch
+from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models
+from luminosity.inference.steps.updates import Updates, warn_without_updates
 from luminosity.tables.types import fields_of
 
 __all__ = ["RunInference"]
 
-_LOGGER = logging.getLogger(__name__)
-_LOOK_EVERY_S = 360.0  # as often as Beam's WatchFilePattern
-
 Collection: TypeAlias = Any  # Beam annotates the result of | as PValue for every transform.
-
-
-@dataclass(frozen=True)
-class _Updates:
-    """Where new versions of the model come from, and when to look for them."""
-
-    metadata: Collection | None
-    pattern: str | None
-    registry: bool
-    interval: float | None
-    until: Any
-
-    def __post_init__(self) -> None:
-        """Raise ``InvalidArgument`` if new versions come from two places, or times are given without a place."""
-        given = {
-            "model_metadata_pcoll": self.metadata is not None,
-            "watch_model_pattern": self.pattern is not None,
-            "watch_registry": self.registry,
-        }
-        found = [name for name, is_given in given.items() if is_given]
-        if len(found) > 1:
-            raise InvalidArgument(f"found {' and '.join(found)}, expected one of them")
-        if (self.interval, self.until) != (None, None) and not (self.pattern or self.registry):
-            raise InvalidArgument(
-                "found interval or stop_timestamp without watch_model_pattern or watch_registry",
-                fix="pass watch_model_pattern or watch_registry, too",
-            )
-
-    def watch(self, models: ModelSet, pinned: PinnedModels) -> Watch | RegistryWatch | None:
-        """Return what workers watch, if anything."""
-        until = float(MAX_TIMESTAMP if self.until is None else Timestamp.of(self.until))
-        interval = _LOOK_EVERY_S if self.interval is None else float(self.interval)
-        if self.registry:
-            return registry_watch(models, pinned.registered, interval, until)
-        if self.pattern is None:
-            return None
-        watch = Watch(self.pattern, interval, until)
-        if watch.is_per_key != models.is_keyed:
-            wanted = (
-                "{key} in it, because each key has its own model"
-                if models.is_keyed
-                else "no {key}, as there are no keys"
-            )
-            raise InvalidArgument(f"found watch_model_pattern={watch.pattern!r}, expected {wanted}")
-        return watch
 
 
 class RunInference(ModelTransform):
@@ -161,7 +111,7 @@ class RunInference(ModelTransform):
         self._clock = clock
         self._inference_args = inference_args
         self._metrics_namespace = metrics_namespace
-        self._updates = _Updates(model_metadata_pcoll, watch_model_pattern, watch_registry, interval, stop_timestamp)
+        self._updates = Updates(model_metadata_pcoll, watch_model_pattern, watch_registry, interval, stop_timestamp)
         self._step_id = uuid.uuid4().hex
         self._model_tag = model_identifier or self._step_id
         self._monitoring_transform = monitoring_transform
@@ -215,8 +165,7 @@ class RunInference(ModelTransform):
         _check_columns(examples, pinned.handler)
         check_batching(models.handlers.values())
         if self._updates.pattern is not None or self._updates.metadata is not None:
-            for name in models.without_updates():
-                _LOGGER.warning("%s has no update_model_path: new versions of its model will change nothing.", name)
+            warn_without_updates(models)
         elif not models.is_keyed or self._handling is None:  # otherwise the other keys' examples may succeed
             check_files(models.handlers.values(), examples.pipeline)
         settings = self._settings(examples, models, pinned)

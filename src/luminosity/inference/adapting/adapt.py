@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import apache_beam as beam
@@ -44,11 +44,6 @@ def adapt(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
     if isinstance(handler, base.KeyedModelHandler) and inner._single_model:
         return _KeyedHandler(adapt(inner._unkeyed), handler, may_be_unkeyed=False)
     return _BeamHandler(handler)
-
-
-def adapt_keyed(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """Return ``handler`` adapted for examples with keys, which the handler itself does not see."""
-    return _KeyedHandler(adapt(handler), handler, may_be_unkeyed=False)
 
 
 def without_functions(handler: ModelHandler[Any, Any, Any]) -> ModelHandler[Any, Any, Any]:
@@ -179,9 +174,17 @@ class ModelSet:
     >>> models = ModelSet(KeyedModelHandler(mappings))
     >>> list(models.handlers), models.name_of(("de", "Hallo"))
     (['en', 'ja'], 'en')
+
+    Args:
+        handler: Beam's or ours, with the functions before and after it, if it has any.
+        hooked: gives a handler all hooks.
     """
 
-    def __init__(self, handler: ModelHandler[Any, Any, Any]) -> None:
+    def __init__(
+        self,
+        handler: ModelHandler[Any, Any, Any],
+        hooked: Callable[[ModelHandler[Any, Any, Any]], Handler[Any, Any, Any]] = adapt,
+    ) -> None:
         inner: Any = without_functions(handler)
         self.is_shared = handler.share_model_across_processes() or getattr(inner, "prefers_one_copy", False)
         """Whether all workers of a machine should share the models, as the handler says."""
@@ -193,14 +196,17 @@ class ModelSet:
         is_keyed = isinstance(inner, KeyedModelHandler) and not handler.should_skip_batching()
         keyed: Any = inner
         if is_keyed and not keyed._single_model:
-            self.handlers = {name: adapt_keyed(each) for name, each in keyed._id_to_mh_map.items()}
+            self.handlers = {
+                name: _KeyedHandler(hooked(each), each, may_be_unkeyed=False)
+                for name, each in keyed._id_to_mh_map.items()
+            }
             self.most_at_once = keyed._max_models_per_worker_hint
             self._names = dict(keyed._key_to_id_map)
             self._shares_by_default = (
                 type(keyed).share_model_across_processes is KeyedModelHandler.share_model_across_processes
             )
         else:
-            self.handlers = {THE_MODEL: adapt(handler)}
+            self.handlers = {THE_MODEL: hooked(handler)}
 
     def without_updates(self) -> list[str]:
         """Return the names of handlers that can't load a new version of their model.

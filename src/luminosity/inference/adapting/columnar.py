@@ -245,7 +245,7 @@ def whole_columns(handler: ModelHandler[Any, Any, Any]) -> ColumnarHandler | Non
 def takes_names(handler: ModelHandler[Any, Any, Any]) -> bool:
     """Return whether an example of ``handler`` is a dict or a data frame, so that columns keep their names."""
     kind = _kind_of(handler)
-    return kind is not None and kind.takes_names
+    return bool(getattr(handler, "takes_names", False)) if kind is None else kind.takes_names
 
 
 def takes_tensors(handler: ModelHandler[Any, Any, Any]) -> bool:

@@ -261,6 +261,10 @@ class WrappedHandler(BeamContract):
         """Return whether examples with these arguments go to the ``submit`` of the wrapped handler's model."""
         return self._inner.submits(inference_args)
 
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return whether equal examples always get equal predictions of the wrapped handler."""
+        return self._inner.is_repeatable(inference_args)
+
     def num_examples(self, collated: Any, count: int) -> int:
         """Return how many predictions the wrapped handler counts for a batch."""
         return self._inner.num_examples(collated, count)

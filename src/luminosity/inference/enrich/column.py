@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from apache_beam.ml.inference.base import KeyedModelHandler, ModelHandler, PredictionResult
+from apache_beam.ml.inference.base import KeyedModelHandler, MaybeKeyedModelHandler, ModelHandler
 
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.adapting.adapt import adapt, check_handler, without_functions
-from luminosity.inference.adapting.columnar import TensorExamplesHandler, takes_names, takes_tensors, whole_columns
-from luminosity.inference.adapting.wrapping import WrappedHandler
-from luminosity.inference.blocks import Block, rows
-from luminosity.inference.handler import Handler
-from luminosity.inference.handlers.columns import from_tensor, to_numpy
+from luminosity.inference.adapting.adapt import check_handler, without_functions
+from luminosity.inference.adapting.columnar import takes_names
+from luminosity.inference.blocks import Block
+from luminosity.inference.handlers.columns import to_numpy
+from luminosity.inference.steps.updates import Updates
 
-__all__ = ["Column", "block_of", "check_number", "decoded", "examples_of", "levels", "model_of"]
+__all__ = ["Column", "block_of", "check_number", "decoded", "examples_of", "levels"]
+
+Nulls: TypeAlias = Literal["fail", "keep"]
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,33 @@ class Column:
             numbers. A mapping of the model's names to columns: a dict.
         output: the Arrow type of the new column, if the handler does not define it or you want another.
         inference_args: passed to every call of the model.
+        nulls: what becomes of a row in which an input is null, if the model does not take nulls itself. ``"fail"``: it
+            fails, as on any other error. ``"keep"``: the new column is null, too, and the model does not see the row.
+        dedupe: whether rows with equal inputs, and equal keys, that a worker sees soon after each other are computed
+            once. None does so if the handler is known to give equal predictions (``is_repeatable``).
+        key: the column with the key of each row, if ``handler`` is a ``KeyedModelHandler`` with a model for each key.
+        watch_model_pattern: files to watch for new versions of the model, as for RunInference.
+        watch_registry: whether to follow the alias by which the handler names its model, as for RunInference.
+        interval: seconds between two looks for new versions; 360 unless given.
+        stop_timestamp: when to stop looking.
     """
 
     handler: ModelHandler[Any, Any, Any]
     inputs: str | Sequence[str] | Mapping[str, str]
     output: pa.DataType | None = None
-    inference_args: dict[str, Any] | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    inference_args: dict[str, Any] | None = None
+    nulls: Nulls = "fail"
+    dedupe: bool | None = None
+    key: str | None = None
+    watch_model_pattern: str | None = None
+    watch_registry: bool = False
+    interval: float | None = None
+    stop_timestamp: Any = None
 
     def __post_init__(self) -> None:
         check_handler(self.handler)
-        _check_takes_rows(self.handler)
+        _check_takes_rows(self.handler, self.key)
         # A set has no order, which a vector needs.
         is_ordered = isinstance(self.inputs, Sequence | Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
         names = self.names if is_ordered else ()
@@ -62,6 +80,11 @@ class Column:
             )
         if self.output is not None and not isinstance(self.output, pa.DataType):
             raise InvalidType(f"found output={self.output!r}, expected an Arrow type such as pa.float32()")
+        if not isinstance(self.dedupe, bool | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"found dedupe={self.dedupe!r}, expected True, False or None")
+        if self.nulls not in get_args(Nulls):
+            raise InvalidArgument(f"found nulls={self.nulls!r}, expected one of {', '.join(get_args(Nulls))}")
+        _ = self.updates
         self.handler.validate_inference_args(self.inference_args)
 
     @property
@@ -71,19 +94,35 @@ class Column:
             return (self.inputs,)
         return tuple(self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs)
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of the columns that must be there: those that the model takes, and that of the keys."""
+        return self.names if self.key is None else (*self.names, self.key)
 
-def _check_takes_rows(handler: ModelHandler[Any, Any, Any]) -> None:
+    @property
+    def updates(self) -> Updates:
+        """Where new versions of the model come from."""
+        return Updates(None, self.watch_model_pattern, self.watch_registry, self.interval, self.stop_timestamp)
+
+
+def _check_takes_rows(handler: ModelHandler[Any, Any, Any], key: str | None) -> None:
     """Raise if the handler has settings without a meaning for the rows of a table."""
-    if isinstance(without_functions(handler), KeyedModelHandler):
+    keyed: Any = without_functions(handler)
+    # Beam has no public way to tell.
+    has_models = isinstance(keyed, KeyedModelHandler) and not getattr(keyed, "_single_model")  # noqa: B009
+    if has_models and key is None:
         raise InvalidArgument(
-            "found a KeyedModelHandler, but rows of a table have no keys",
-            fix="pass the handler inside it to Column; if there are many, make a Column for each",
+            "found a KeyedModelHandler, but not which column has the keys", fix="pass Column(..., key='COLUMN')"
         )
-    if list(handler.get_preprocess_fns()) or list(handler.get_postprocess_fns()):
+    if key is not None and not has_models:
         raise InvalidArgument(
-            f"{type(without_functions(handler)).__name__} has functions before or after it (with_preprocess_fn, "
-            "with_postprocess_fn), which take one row at a time",
-            fix="use MapTable before or after Enrich, which takes many rows",
+            f"found key={key!r} with {type(keyed).__name__}, expected a KeyedModelHandler that maps keys to models",
+            fix="leave out key=, or pass KeyedModelHandler([KeyModelMapping(keys, handler), ...])",
+        )
+    if isinstance(keyed, KeyedModelHandler | MaybeKeyedModelHandler) and not has_models:
+        raise InvalidArgument(
+            f"found a {type(keyed).__name__} with one model, which needs no keys: a row keeps its other columns",
+            fix="pass the handler inside it to Column",
         )
     if handler.should_skip_batching():
         raise InvalidArgument(
@@ -104,7 +143,7 @@ def levels(columns: Mapping[str, Column]) -> list[list[str]]:
     left = dict(columns)
     found: list[list[str]] = []
     while left:
-        ready = [name for name, column in left.items() if not any(each in left for each in column.names)]
+        ready = [name for name, column in left.items() if not any(each in left for each in column.needed)]
         if not ready:
             raise _circle(left)
         found.append(ready)
@@ -116,34 +155,13 @@ def levels(columns: Mapping[str, Column]) -> list[list[str]]:
 def _circle(left: Mapping[str, Column]) -> InvalidArgument:
     path = [next(iter(left))]
     while path[-1] not in path[:-1]:
-        path.append(next(each for each in left[path[-1]].names if each in left))
+        path.append(next(each for each in left[path[-1]].needed if each in left))
     path = path[path.index(path[-1]) :]
     if len(path) == 2:
         return InvalidArgument(
             f"the column {path[0]!r} takes itself", fix="give the new column a name that the table does not have yet"
         )
     return InvalidArgument("found columns that take each other: " + " takes ".join(map(repr, path)))
-
-
-def model_of(handler: ModelHandler[Any, Any, Any]) -> Handler[Any, Any, Any]:
-    """Return the handler with all hooks; its predictions are plain values, not ``PredictionResult``."""
-    if isinstance(handler, Handler):
-        return handler
-    return whole_columns(handler) or _Values(
-        TensorExamplesHandler(adapt(handler)) if takes_tensors(handler) else adapt(handler)
-    )
-
-
-class _Values(WrappedHandler):
-    """Takes the values out of the ``PredictionResult`` that Beam's handlers return."""
-
-    def collect(self, outputs: Any) -> Block:
-        return [_value(each) for each in rows(super().collect(outputs))]
-
-
-def _value(result: Any) -> Any:
-    value: Any = result.inference if isinstance(result, PredictionResult) else result
-    return from_tensor(value) if hasattr(value, "detach") else value
 
 
 def block_of(table: pa.RecordBatch, column: Column) -> Block:

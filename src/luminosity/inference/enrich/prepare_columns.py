@@ -13,10 +13,11 @@ from apache_beam.metrics import Metrics
 
 from luminosity.core import ELEMENT_AT_FAULT, REMEDY
 from luminosity.errors import Fix, TableError
-from luminosity.inference.blocks import Block, Indices
-from luminosity.inference.enrich.column import Column, block_of, decoded, examples_of, model_of
+from luminosity.inference.adapting.adapt import THE_MODEL
+from luminosity.inference.blocks import Block, Indices, rows
+from luminosity.inference.enrich.column import Column, block_of, decoded, examples_of
+from luminosity.inference.enrich.column_models import ColumnModels
 from luminosity.inference.enrich.table_steps import Letter, PreparedRows, TableBlock
-from luminosity.inference.handler import Handler
 from luminosity.inference.preparing import Attempt, Preparer
 from luminosity.inference.steps.messages import StepSettings
 
@@ -43,9 +44,9 @@ class PrepareColumnsDoFn(beam.DoFn):
     def setup(self) -> None:
         """Set up the process, and make one preparer for all columns whose models prepare alike."""
         self._settings.set_up_process()
-        models = {name: model_of(column.handler) for name, column in self._columns.items()}
-        for model in models.values():
-            model.set_environment_vars()
+        models = {name: ColumnModels(name, column) for name, column in self._columns.items()}
+        for handler in (handler for each in models.values() for handler in each.handlers):
+            handler.set_environment_vars()
         self._preparers = [
             RowPreparer(self._columns[names[0]], {name: models[name] for name in names}, self._settings.caught)
             for names in alike(self._columns, models)
@@ -58,20 +59,22 @@ class PrepareColumnsDoFn(beam.DoFn):
             found, letters = preparer.prepare(block)
             prepared |= found
             failed = {**letters, **failed}  # keep the first failure
-            rows = len(found[preparer.names[0]].places) + len(letters)
-            Metrics.counter("+".join(preparer.names), ROWS_PREPARED).inc(rows)
+            count = sum(len(each.places) for each in found[preparer.names[0]]) + len(letters)
+            Metrics.counter("+".join(preparer.names), ROWS_PREPARED).inc(count)
         yield replace(block, prepared=prepared, failed=failed)
 
 
-def alike(columns: Mapping[str, Column], models: Mapping[str, Handler[Any, Any, Any]]) -> list[list[str]]:
+def alike(columns: Mapping[str, Column], models: Mapping[str, ColumnModels]) -> list[list[str]]:
     """Group columns whose models prepare the same inputs in the same way."""
     groups: dict[Hashable, list[str]] = {}
-    for name, model in models.items():
-        key = model.prepare_key()
+    for name, each in models.items():
+        model = each.first
+        is_alone = each.set.is_keyed or each.functions.before or each.functions.after
+        key = None if is_alone else model.prepare_key()
         inputs: Any = columns[name].inputs
         inputs = inputs if isinstance(inputs, str) else tuple(inputs.items() if isinstance(inputs, Mapping) else inputs)
         # A class that overrides `prepare` may have inherited its key, so `prepare` must be the same, too.
-        whose: Hashable = name if key is None else (type(model).prepare, key, inputs)
+        whose: Hashable = name if key is None else (type(model).prepare, key, inputs, columns[name].nulls)
         groups.setdefault(whose, []).append(name)
     return list(groups.values())
 
@@ -82,49 +85,125 @@ def reason(error: BaseException) -> str:
 
 
 class RowPreparer:
-    """Prepares rows for all models that prepare the same inputs in the same way; the first model does the work."""
+    """Prepares rows for all models that prepare the same inputs in the same way; the first model does the work.
 
-    def __init__(self, column: Column, models: Mapping[str, Handler[Any, Any, Any]], caught: Caught) -> None:
+    If each key has its own model, it prepares for those of one column.
+    """
+
+    def __init__(self, column: Column, models: Mapping[str, ColumnModels], caught: Caught) -> None:
         self.names = list(models)
         self._column = column
         self._caught = caught
-        self._takes_columns = models[self.names[0]].columnar
-        self._takes_nulls = models[self.names[0]].takes_nulls
-        self._preparers = {name: Preparer(model) for name, model in models.items()}
+        self._first = models[self.names[0]]
+        self._takes_nulls = self._first.first.takes_nulls
+        self._preparers = {
+            (name, model): Preparer(handler)
+            for name, each in models.items()
+            for model, handler in each.set.handlers.items()
+        }
 
-    def prepare(self, block: TableBlock) -> tuple[dict[str, PreparedRows], dict[int, Letter]]:
+    def prepare(self, block: TableBlock) -> tuple[dict[str, list[PreparedRows]], dict[int, Letter]]:
         """Return the examples of each model, and the dead letters of rows that can't be prepared."""
-        begun = time.perf_counter()
         places, letters = self._with_inputs(block)
-        if not len(places):
-            return {name: PreparedRows(places, [], np.empty(0), None) for name in self.names}, letters
-        attempt = self._attempt(block, places)
-        letters |= {int(places[place]): self._letter(error) for place, error in attempt.failed}
-        places = places[attempt.places]
-        done = attempt.prepared
-        found: dict[str, PreparedRows] = {}
-        for name, preparer in self._preparers.items():
-            if done is None:
-                found[name] = PreparedRows(places, [], np.empty(0), None)
-                continue
-            weighed = preparer.weighed(done.block, done.examples) if found else done
-            # Counted only once, for the first model.
-            seconds = 0.0 if found else time.perf_counter() - begun
-            found[name] = PreparedRows(places, weighed.block, weighed.costs, weighed.weights, seconds)
+        found: dict[str, list[PreparedRows]] = {name: [] for name in self.names}
+        for model, mine, keys in self._by_model(block, places, letters):
+            if len(mine):
+                self._prepare(block, model, mine, keys, found, letters)
         return found, letters
 
+    def _by_model(
+        self, block: TableBlock, places: Indices, letters: dict[int, Letter]
+    ) -> Iterator[tuple[Hashable, Indices, list[Any]]]:
+        """Yield the rows of each model, with their keys; rows whose key has no model become letters."""
+        if self._column.key is None:
+            yield THE_MODEL, places, []
+            return
+        by_model: dict[Hashable, tuple[list[int], list[Any]]] = {}
+        keys = block.table.column(self._column.key).to_pylist()
+        for place in places.tolist():
+            try:
+                model = self._first.set.name_of_key(keys[place])
+            except KeyError as error:
+                if not isinstance(error, self._caught):
+                    blame_rows(error, block, place, 1, self.names[0])
+                    raise
+                letters[place] = self._letter(error)
+                continue
+            mine = by_model.setdefault(model, ([], []))
+            mine[0].append(place)
+            mine[1].append(keys[place])
+        for model, (mine, their_keys) in by_model.items():
+            yield model, np.array(mine), their_keys
+
+    def _prepare(
+        self,
+        block: TableBlock,
+        model: Hashable,
+        places: Indices,
+        keys: list[Any],
+        found: dict[str, list[PreparedRows]],
+        letters: dict[int, Letter],
+    ) -> None:
+        begun = time.perf_counter()
+        inputs, good = self._inputs(block, places, keys, letters)
+        if not len(good):
+            return
+        places, keys = places[good], [keys[place] for place in good] if keys else keys
+        attempt = self._attempt(block, places, inputs, model)
+        letters |= {int(places[place]): self._letter(error) for place, error in attempt.failed}
+        done = attempt.prepared
+        if done is None:
+            return
+        places, keys = places[attempt.places], [keys[place] for place in attempt.places] if keys else keys
+        for number, name in enumerate(self.names):
+            weighed = self._preparers[name, model].weighed(done.block, done.examples) if number else done
+            # Counted only once, for the first model.
+            seconds = 0.0 if number else time.perf_counter() - begun
+            examples = rows(done.examples) if self._first.functions.after else ()
+            found[name].append(
+                PreparedRows(places, weighed.block, weighed.costs, weighed.weights, seconds, model, keys, examples)
+            )
+
+    def _inputs(
+        self, block: TableBlock, places: Indices, keys: list[Any], letters: dict[int, Letter]
+    ) -> tuple[Block, Indices]:
+        """Return the examples of the model, and which of the rows have one, after the functions before the model."""
+        table = block.table.select(list(dict.fromkeys(self._column.names)))
+        inputs: Block = block_of(table if len(places) == table.num_rows else table.take(places), self._column)
+        everything = np.arange(len(places))
+        if self._first.takes_columns:
+            return inputs, everything
+        examples = examples_of(inputs)
+        if keys:
+            examples = list(zip(keys, examples, strict=True))
+        if not self._first.functions.before:
+            return examples, everything
+        made: list[Any] = []
+        good: list[int] = []
+        for number, example in enumerate(examples):
+            try:
+                made.append(self._first.functions.example(example))
+                good.append(number)
+            except self._caught as error:
+                letters[int(places[number])] = self._letter(error)
+            except Exception as error:
+                blame_rows(error, block, int(places[number]), 1, self.names[0])
+                raise
+        return made, np.array(good, np.int64)
+
     def _with_inputs(self, block: TableBlock) -> tuple[Indices, dict[int, Letter]]:
-        """Return the rows that have all inputs, and dead letters for those in which one is null."""
+        """Return the rows that have all inputs, and dead letters for those in which one is null, if nulls fail."""
         seen = block.seen()
         letters: dict[int, Letter] = {}
-        for name in () if self._takes_nulls else self._column.names:
+        takes_nulls, key = self._takes_nulls, self._column.key
+        for name in (() if key is None else (key,)) if takes_nulls else self._column.needed:
             column = decoded(block.table.column(name))  # a dictionary may hold a null, too
             if not column.null_count:
                 continue
             lacking = np.flatnonzero(seen & column.is_null().to_numpy(zero_copy_only=False))
-            if len(lacking):
+            if len(lacking) and self._column.nulls == "fail":
                 letters |= dict.fromkeys(lacking.tolist(), self._letter(self._null_input(name, block, int(lacking[0]))))
-                seen[lacking] = False
+            seen[lacking] = False
         return np.flatnonzero(seen), letters
 
     def _null_input(self, name: str, block: TableBlock, place: int) -> ValueError:
@@ -135,20 +214,18 @@ class RowPreparer:
         error = TableError(
             f"the column {self.names[0]!r} takes {name!r}, which is null in {block.row(place)}",
             fix=Fix(
-                "filter these rows out first, or get them as dead letters with Enrich(...).with_exception_handling()",
-                command="filter these rows out first, or add --dead-letters PATH",
+                "pass Column(..., nulls='keep') to get a null for them, filter these rows out first, or get them as "
+                "dead letters with Enrich(...).with_exception_handling()",
+                command="add --nulls keep to get a null for them, filter these rows out first, or add "
+                "--dead-letters PATH",
             ),
         )
         setattr(error, ELEMENT_AT_FAULT, block.row(place))
         raise error
 
-    def _attempt(self, block: TableBlock, places: Indices) -> Attempt:
-        table = block.table.select(list(dict.fromkeys(self._column.names)))
-        inputs: Block = block_of(table if len(places) == table.num_rows else table.take(places), self._column)
+    def _attempt(self, block: TableBlock, places: Indices, inputs: Block, model: Hashable) -> Attempt:
         try:
-            return self._preparers[self.names[0]].attempt(
-                inputs if self._takes_columns else examples_of(inputs), self._caught
-            )
+            return self._preparers[self.names[0], model].attempt(inputs, self._caught)
         except Exception as error:
             blame_rows(error, block, int(places[0]), len(places), self.names[0])
             raise

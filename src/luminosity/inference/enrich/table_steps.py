@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from apache_beam import coders, pvalue
 from luminosity._shared.text import did_you_mean, shorten
 from luminosity.core import WorkerShare
 from luminosity.errors import InvalidArgument, InvalidType
+from luminosity.inference.adapting.adapt import THE_MODEL
 from luminosity.inference.adapting.columnar import takes_names
-from luminosity.inference.blocks import Block, Indices, size
-from luminosity.inference.enrich.column import Column, check_number, model_of
+from luminosity.inference.blocks import Block, Indices, size, take
+from luminosity.inference.enrich.column import Column, check_number
+from luminosity.inference.enrich.column_models import ColumnModels
 from luminosity.inference.steps.messages import BlockCoder
 from luminosity.tables.schemas import RecordBatchCoder
 
@@ -47,6 +49,27 @@ class PreparedRows:
     weights: npt.NDArray[Any] | None
     seconds: float = 0.0
     """The time that preparing took, or 0 if it is counted for another model."""
+    model: Hashable = THE_MODEL
+    """The name of the model, if each key has its own."""
+    keys: Sequence[Hashable] = ()
+    """The keys of the rows, if each key has its own model."""
+    examples: Sequence[Any] = ()
+    """The examples that were prepared, if functions after the model take them."""
+
+    def part(self, places: Indices) -> PreparedRows:
+        """Return some of the rows; ``places`` counts them, not the rows of the table."""
+        weights = None if self.weights is None else self.weights[places]
+        keys, examples = (take(list(each), places) if each else () for each in (self.keys, self.examples))
+        return PreparedRows(
+            self.places[places],
+            take(self.block, places),
+            self.costs[places],
+            weights,
+            self.seconds,
+            self.model,
+            keys,
+            examples,
+        )
 
 
 @dataclass(frozen=True)
@@ -58,8 +81,8 @@ class TableBlock:
     """The number of columns that the table had before Enrich."""
     start: int = 0
     """The index of its first row in the batch that it was cut from."""
-    prepared: Mapping[str, PreparedRows] = field(default_factory=dict[str, PreparedRows])
-    """Prepared examples by the name of the new column."""
+    prepared: Mapping[str, Sequence[PreparedRows]] = field(default_factory=dict[str, Sequence[PreparedRows]])
+    """Prepared examples by the name of the new column, for each of its models."""
     failed: Mapping[int, Letter] = field(default_factory=dict[int, Letter])
     """Rows that failed, by index; no further model sees them."""
 
@@ -108,7 +131,7 @@ class TableBlockCoder(BlockCoder):
 
     def estimate_size(self, value: TableBlock) -> int:
         """Return the bytes of the table and of the prepared examples."""
-        return int(value.table.nbytes) + sum(size(rows.block) for rows in value.prepared.values())
+        return int(value.table.nbytes) + sum(size(rows.block) for each in value.prepared.values() for rows in each)
 
 
 coders.registry.register_coder(TableBlock, TableBlockCoder)
@@ -179,7 +202,7 @@ def check_schema(schema: pa.Schema, columns: Mapping[str, Column]) -> None:
             fix="give the new column another name, or rename the table's column",
         )
     for name, column in columns.items():
-        for each in column.names:
+        for each in column.needed:
             if each not in there and each not in columns:
                 raise InvalidArgument(
                     f"the column {name!r} takes {each!r}, which is not in the table; it has {_listed(there)}",
@@ -209,8 +232,12 @@ def _check_types(name: str, column: Column, schema: pa.Schema) -> None:
         for each, kind in zip(column.names, kinds, strict=True):
             check_number(each, kind)
         example = pa.list_(pa.float64(), len(kinds))
+    models = ColumnModels(name, column)
+    if models.functions.before:
+        return  # Only the functions know what the model gets.
     try:
-        model_of(column.handler).check_input_type(example)
+        for handler in models.handlers:
+            handler.check_input_type(example)
     except InvalidType as error:
         takes = " and ".join(map(repr, column.names))
         raise InvalidType(f"the column {name!r} takes {takes}: {error.message}", fix=error.fix) from None

@@ -12,16 +12,17 @@ import pyarrow as pa
 
 from luminosity.core import OF_BLOCKS
 from luminosity.errors import InvalidArgument, InvalidType
-from luminosity.inference.adapting.adapt import THE_MODEL, check_batching, check_files
-from luminosity.inference.enrich.column import Column, levels, model_of
+from luminosity.inference.adapting.adapt import check_batching, check_files
+from luminosity.inference.enrich.column import Column, levels
+from luminosity.inference.enrich.column_models import ColumnModels
 from luminosity.inference.enrich.infer_columns import InferColumnsDoFn
 from luminosity.inference.enrich.prepare_columns import PrepareColumnsDoFn
 from luminosity.inference.enrich.table_steps import FAILED, BeginDoFn, FinishDoFn, TableBlock, check_schema
 from luminosity.inference.prompts.prompt import Prompt
-from luminosity.inference.registry.resolved import ResolvedModel
 from luminosity.inference.steps.expanding import ModelNeeds, ModelTransform, by_needs, run_models
 from luminosity.inference.steps.messages import StepSettings
 from luminosity.inference.steps.pinning import PinnedModels, annotate_models, pin_models
+from luminosity.inference.steps.updates import warn_without_updates
 from luminosity.tables.schemas import known_schema
 
 __all__ = ["Enrich"]
@@ -77,46 +78,54 @@ class Enrich(ModelTransform):
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the handler of each column."""
-        handlers = {name: str(model_of(column.handler)) for name, column in self._columns.items()}
+        models = {name: ColumnModels(name, column) for name, column in self._columns.items()}
+        handlers = {name: ", ".join(map(str, each.handlers)) for name, each in models.items()}
         named = {f"model_handler_of_{name}": handler for name, handler in handlers.items()}
-        models = annotate_models(*(column.handler for column in self._columns.values()))
-        return {**named, **models, **super().annotations()}
+        paths = annotate_models(*(column.handler for column in self._columns.values()))
+        return {**named, **paths, **super().annotations()}
 
     def expand(self, input_or_inputs: Any) -> Any:
         """Apply the steps of all models; return the table, or ``(good, bad)`` with exception handling."""
-        self._running, self._registered = self._pin(input_or_inputs.pipeline)
-        models = {name: model_of(column.handler) for name, column in self._running.items()}
-        check_batching(models.values())
+        self._running, self._pinned = self._pin(input_or_inputs.pipeline)
+        models = {name: ColumnModels(name, column) for name, column in self._running.items()}
+        handlers = [handler for each in models.values() for handler in each.handlers]
+        check_batching(handlers)
         if (schema := known_schema(input_or_inputs)) is not None:
-            self.check(schema)
-        check_files(models.values(), input_or_inputs.pipeline)
-        self._slow = [name for name, model in models.items() if not model.columnar]
+            check_schema(schema, self._running)
+        check_files(handlers, input_or_inputs.pipeline)
+        self._slow = [name for name, each in models.items() if not each.takes_columns]
         """Columns whose models prepare each row, or may do so."""
+        self._watches = {
+            name: column.updates.watch(models[name].set, self._pinned[name]) for name, column in self._running.items()
+        }
+        for name, column in self._running.items():
+            _ = models[name].computes_once  # raises if that can't be
+            if column.watch_model_pattern is not None:
+                warn_without_updates(models[name].set)
         begin = beam.ParDo(BeginDoFn(self._running, cuts=bool(self._slow)))
         blocks = input_or_inputs | "Begin" >> begin.with_output_types(TableBlock)
         if self._slow:
             blocks = blocks | "Spread" >> beam.Reshuffle()  # share the rows of one file between all workers
         settings = StepSettings(step_id=self._step_id, model_tag="", metrics_namespace="")
-        settings = self._settings_for(input_or_inputs, settings, models.values())
+        settings = self._settings_for(input_or_inputs, settings, handlers)
         for names in self._levels:
             blocks = self._prepare(blocks, names, settings)
-            for needs, group in by_needs({name: ModelNeeds.of(models[name], self._hints) for name in names}):
+            for needs, group in by_needs({name: models[name].needs(self._hints) for name in names}):
                 blocks = self._infer(blocks, group, settings, needs)
         return self._finish(blocks)
 
-    def _pin(self, pipeline: beam.Pipeline) -> tuple[dict[str, Column], dict[str, ResolvedModel]]:
+    def _pin(self, pipeline: beam.Pipeline) -> tuple[dict[str, Column], dict[str, PinnedModels]]:
         """Return the columns with the versions of their models that a registry names now, and these versions."""
         columns: dict[str, Column] = {}
-        registered: dict[str, ResolvedModel] = {}
+        found: dict[str, PinnedModels] = {}
         by_handler: dict[int, PinnedModels] = {}  # a handler of two columns stays one
         for name, column in self._columns.items():
             if id(column.handler) not in by_handler:
                 by_handler[id(column.handler)] = pin_models(column.handler, pipeline)
             pinned = by_handler[id(column.handler)]
             columns[name] = replace(column, handler=pinned.handler)
-            if THE_MODEL in pinned.registered:
-                registered[name] = pinned.registered[THE_MODEL]
-        return columns, registered
+            found[name] = pinned
+        return columns, found
 
     def _prepare(self, blocks: Any, names: Sequence[str], settings: StepSettings) -> Any:
         mine = {name: self._running[name] for name in names if name in self._slow}
@@ -133,7 +142,7 @@ class Enrich(ModelTransform):
             )
         ).with_output_types(TableBlock)
         sorts = OF_BLOCKS if any(name in self._slow for name in names) else None
-        versions = [self._registered[name] for name in names if name in self._registered]
+        versions = [each for name in names for each in self._pinned[name].registered.values()]
         return run_models(blocks, self._label("Infer", names), infer, needs, versions, sorts)
 
     def _settings_of(self, name: str, settings: StepSettings) -> StepSettings:
@@ -146,7 +155,9 @@ class Enrich(ModelTransform):
             model_tag=f"{settings.step_id}/{first}",
             metrics_namespace=name,
             inference_args=column.inference_args,
-            registered={THE_MODEL: self._registered[name]} if name in self._registered else {},
+            updates_may_lag=True,
+            watch=self._watches[name],
+            registered=self._pinned[name].registered,
         )
 
     def _label(self, step: str, names: Sequence[str]) -> str:

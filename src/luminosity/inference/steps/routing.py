@@ -241,6 +241,11 @@ class StepCounters:
         """Count the time of preparing a block."""
         self._add_seconds(InferenceMetrics.PREPARE, seconds)
 
+    def repeated(self, count: int) -> None:
+        """Count rows that got the prediction of an equal row."""
+        self._add(InferenceMetrics.EXAMPLES, count)
+        self._add(InferenceMetrics.REPEATED_ROWS, count)
+
     def update(self, batches: list[BatchStats], loads: list[LoadStats]) -> None:
         """Count batches and loads."""
         for beam in self._beam:

@@ -19,6 +19,7 @@ from urllib3.util import parse_url
 from luminosity.errors import EndpointError, InvalidArgument, RemoteModelError
 from luminosity.inference.handlers.http.protocol import ApiKey, Request, Response, one_line
 from luminosity.inference.handlers.http.retries import RetryableError
+from luminosity.runs.senders import trace_headers
 
 __all__ = ["Address", "Connection", "exchange"]
 
@@ -172,7 +173,7 @@ def exchange(
             "GET" if request.body is None else "POST",
             connection.address.url(request.path),
             body=request.body,
-            headers={**connection.headers, **request.headers, **(key.headers() if key else {})},
+            headers={**trace_headers(), **connection.headers, **request.headers, **(key.headers() if key else {})},
             retries=False,
             redirect=False,  # another server must not get the key
             timeout=urllib3.Timeout(total=seconds),

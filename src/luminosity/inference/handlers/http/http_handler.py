@@ -295,6 +295,11 @@ class HttpModelHandler(Handler[Any, PredictionResult, RemoteModel]):
             self._protocol.model = model_path
             self._server_model_id = None
 
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return False for a chat whose answers are sampled; of other servers nothing is known."""
+        protocol = self._protocol
+        return False if isinstance(protocol, Chat) and protocol.is_sampled(inference_args or {}) else None
+
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         """Raise if the protocol can't take these ``inference_args``."""
         arguments = inference_args or {}

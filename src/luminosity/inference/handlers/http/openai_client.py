@@ -199,6 +199,11 @@ class Chat(_OpenAIProtocol):
                 fix='pass a seed, parameters={"seed": 7}, or "temperature": 0, or leave cache= out',
             )
 
+    def is_sampled(self, arguments: Mapping[str, Any]) -> bool:
+        """Return whether answers are drawn by chance: servers do so unless the temperature is 0."""
+        sent = {**self._parameters, **arguments}
+        return sent.get("temperature") != 0 and sent.get("seed") is None
+
     def prepare(self, block: Block) -> Block:
         """Turn each example into a list of messages."""
         return [_messages(example) for example in rows(block)]

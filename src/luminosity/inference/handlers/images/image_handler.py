@@ -85,6 +85,10 @@ class ImageHandler(TransformersHandler[Any]):
                     fix="pass recipe=ImageRecipe(...) if the model takes images",
                 )
 
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return True for a model of transformers; a module of your own may do anything."""
+        return None if self._model_class is not None else True
+
     def takes_updates(self) -> bool:
         """Return whether the model has a path, which may change."""
         return self._model_class is None

@@ -15,7 +15,8 @@ from typing_extensions import Unpack
 from luminosity.core import InferenceMetrics
 from luminosity.errors import InvalidArgument
 from luminosity.extras import require
-from luminosity.inference.blocks import Block
+from luminosity.inference.blocks import Block, rows
+from luminosity.inference.continuous import ContinuousModel, answers_of
 from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.first_token import FirstTokenClock, note_first_token
 from luminosity.inference.handlers.on_torch import Batch
@@ -30,6 +31,7 @@ _SETTINGS = (
     "_answer_format",
     "_dtype_name",
 )
+_WARM_UP_TOKENS = 9  # the first token comes from the prompt, and the slots take eight steps at once
 
 
 class GeneratingHandler(TextHandler[ExampleT]):
@@ -55,6 +57,10 @@ class GeneratingHandler(TextHandler[ExampleT]):
         self._max_new_tokens = max_new_tokens
         self._generation_args = dict(generation_args or {})
         self.validate_inference_args(self._generation_args)
+
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return False unless ``do_sample`` is false: the model's own settings may ask for sampling."""
+        return False if {**self._generation_args, **(inference_args or {})}.get("do_sample", True) else None
 
     def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
         """Raise if more than one sequence per example is requested, or more than its tokens."""
@@ -98,6 +104,15 @@ class GeneratingHandler(TextHandler[ExampleT]):
         note(InferenceMetrics.PROMPT_TOKENS, read)
         note(InferenceMetrics.NEW_TOKENS, sum(_written(row, ends) for row in new))
         return tokens
+
+    def warm_up(self, model: Any) -> None:
+        """Write a few tokens. They are not decoded: a text that is cut may be an error."""
+        arguments = {"max_new_tokens": min(_WARM_UP_TOKENS, self._max_new_tokens)}
+        prepared = self.prepare(cast("list[ExampleT]", ["warm up"]))
+        if isinstance(model, ContinuousModel) and self.submits(arguments):
+            answers_of(model, rows(prepared), arguments)
+        else:
+            self.wait(self.predict(model, self.transfer(self.collate(prepared)), arguments))
 
     def collect(self, outputs: Any) -> Block:
         """Decode the new tokens to texts, without special tokens."""

@@ -194,6 +194,10 @@ class TextHandler(TransformersHandler[ExampleT]):
         texts = texts_of(block)
         return self.tokenizer.ids([self.prompt + text for text in texts] if self.prompt else texts)
 
+    def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
+        """Return True: vectors and labels depend on the text alone."""
+        return True
+
     def prepare_key(self) -> Hashable | None:
         """Return the tokenizer's rules and the prompt, or None if the rules are not known."""
         rules = self.tokenizer.rules

@@ -193,8 +193,10 @@ class Slots:
         sampled: Sampled | None = None,
         masks: tuple[Sequence[int], npt.NDArray[np.int32]] | None = None,
         penalties: Mapping[int, float] | None = None,
-    ) -> npt.NDArray[np.int64]:
+    ) -> Any:
         """Take some steps and return their tokens: a line for each step, a column for each slot.
+
+        The tokens are on the device, where the steps may still be under way; the next call overwrites them.
 
         Args:
             count: how many steps, at most ``EVERY``.
@@ -222,7 +224,7 @@ class Slots:
                 self._take(choose(self._scores[:used], sampled, step), used)
             if penalties:
                 self.remember(list(penalties))
-        return self._history[:count].cpu().numpy()
+        return self._history[:count]
 
     def _forward(self, upto: int, used: int) -> None:
         """Compute the scores of the next tokens, with the first ``upto`` places of each slot."""

@@ -23,7 +23,7 @@ from luminosity.inference.handlers.text.slots.decoder import Decoder
 from luminosity.inference.handlers.text.slots.device_slots import EVERY, Slots
 from luminosity.inference.handlers.text.slots.prefixes import Prefixes
 from luminosity.inference.handlers.text.slots.rows import Decode, Row
-from luminosity.inference.handlers.text.slots.settings import Matcher, RowSettings, request_of, settings_of
+from luminosity.inference.handlers.text.slots.settings import Answer, Matcher, RowSettings, request_of, settings_of
 
 __all__ = ["MakeSlots", "SlotModel"]
 
@@ -97,6 +97,8 @@ class SlotModel:
         self._lock = threading.Condition()
         self._waiting: deque[Row] = deque()
         self._waiting_long: deque[Row] = deque()
+        self._ended: list[tuple[Row, Answer]] = []
+        """Rows whose answers are complete, but not handed out yet."""
         self._closed = False
         self._died: BaseException | None = None
         self._settings = lru_cache(maxsize=1024)(_settings_of_items)
@@ -199,7 +201,8 @@ class SlotModel:
         self._end()
 
     def _end(self) -> None:
-        """Fail or cancel what is left, and free the slots."""
+        """Hand out what is complete, fail or cancel what is left, and free the slots."""
+        self._hand_out()
         with self._lock:
             pools = [self._main, *([self._long] if self._long else [])]
             left = [*self._waiting, *self._waiting_long]
@@ -235,6 +238,8 @@ class SlotModel:
         pool.taken = []
         if pool.live:
             self._step(pool)
+        if self._stream is None or not pool.live:
+            self._hand_out()
 
     def _work_on_long_rows(self) -> None:
         """Give rows that are too long for the slots some of their own, which are freed afterwards."""
@@ -310,6 +315,7 @@ class SlotModel:
         pool.slots.start(slots, chosen, [len(row.ids) for row in rows])
         if penalties:
             pool.slots.remember(list(penalties))
+        self._hand_out()
         for row, token in zip(rows, chosen.tolist(), strict=True):
             pool.live[row.slot] = row
             self._give(pool, row, [token])
@@ -323,7 +329,9 @@ class SlotModel:
         longest = max(row.length for row in live.values())
         sampled = _sampled_of(live, count, self.decoder.device)
         penalties = {slot: row.settings.penalty for slot, row in live.items() if row.settings.penalty != 1}
-        found = pool.slots.steps(count, longest, max(live) + 1, sampled, masked, penalties)
+        enqueued = pool.slots.steps(count, longest, max(live) + 1, sampled, masked, penalties)
+        self._hand_out()
+        found = enqueued.cpu().numpy()
         for slot, row in list(live.items()):
             self._give(pool, row, found[: row.left, slot].tolist())
 
@@ -337,8 +345,18 @@ class SlotModel:
             return
         if answer is not None:
             del pool.live[row.slot]
+            self._ended.append((row, answer))
+
+    def _hand_out(self) -> None:
+        """Hand out complete answers; on a GPU, call it when the next work is enqueued.
+
+        Other threads then decode them and submit new prompts while this one waits for the device. Before, they would
+        take turns with it at Python's lock, and each of the hundreds of kernels of a read waits for a turn.
+        """
+        for row, answer in self._ended:
             if row.future.set_running_or_notify_cancel():
                 row.future.set_result(answer)
+        self._ended.clear()
 
 
 def _fail(row: Row, error: BaseException) -> None:

@@ -1,0 +1,1 @@
+"""Handlers of boosted trees: XGBoost and LightGBM."""
