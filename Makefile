@@ -11,6 +11,8 @@ JOBS ?= 4
 BESIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What Beam's sink for BigQuery imports, in a folder of its own: else every start of Beam would import it, too.
 BIGQUERY := tests/io/stores/bigquery_requirements.txt
+# The same for the client of Pub/Sub.
+PUBSUB := tests/io/pubsub/requirements.txt
 # The same for a server of S3 and its client.
 S3 := tests/engine/durable/copies/s3_requirements.txt
 # What also runs on a Ray cluster: Beam's suites that test runners, and our tests that run pipelines.
@@ -26,18 +28,19 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup demo stream test test-thorough test-alone test-beam test-ray test-docs test-all compile weights \
-	check check-format check-lint check-types check-imports format docs bench clean
+	check check-format check-lint check-types check-imports format docs bench soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## install everything into .venv; again only when the requirements change
 
-$(READY): pyproject.toml constraints.txt $(BIGQUERY) $(S3)
+$(READY): pyproject.toml constraints.txt $(BIGQUERY) $(PUBSUB) $(S3)
 	@echo "Installing Luminosity and its tools into $(VENV): once, about three minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/bigquery -r $(BIGQUERY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/pubsub -r $(PUBSUB)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/s3 -r $(S3)
 	@$(BIN)/python -m compileall -q src # pip compiles what it installs, but not what an editable installation points to
 	@touch $@
@@ -51,7 +54,7 @@ stream: setup ## run three models over a Kafka topic for a minute, then again ov
 test: compile ## run the quick tests and doctests of every part, side by side: about 11 minutes on two cores
 	$(PYTEST) -m "not slow and not alone and not thorough" $(BESIDE) --ignore=tests/beam_suites --ignore=tests/test_docs.py
 
-test-thorough: compile ## run tests of many settings, faults and devices, side by side: about 8 minutes on two cores
+test-thorough: compile ## run tests of many settings, faults and devices, side by side: about 15 minutes on two cores
 	$(PYTEST) -m "thorough and not slow and not alone" $(BESIDE) --ignore=tests/beam_suites
 
 test-alone: compile ## run the tests that start clusters, look at the whole machine or need all cores, two files at a time
@@ -102,6 +105,11 @@ docs: setup ## build the documentation's site into build/site
 
 bench: setup ## run the benchmarks
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+MINUTES ?= 10
+
+soak: setup ## try new seeds of simulated runs with disasters on all cores, for MINUTES=10
+	$(BIN)/python -m tests.engine.simulated.soak --minutes=$(MINUTES)
 
 clean: ## remove the environments and everything generated
 	rm -rf .venv .venv-3.* build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

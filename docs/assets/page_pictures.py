@@ -29,6 +29,13 @@ _ID = "20260921T0000{:02}-aaaaa{}"
 _DONE, _FASTER, _LIVE = (_ID.format(number, number) for number in (1, 2, 3))
 
 
+_PAST = (  # other runs in the list: the script, and the speed of its slow step
+    *(("films.py", 1.0 + 0.05 * (number % 3)) for number in range(15)),
+    ("films.py", 0.45),
+    *(("prices.py", 1.2 + 0.06 * (number % 4)) for number in range(12)),
+)
+
+
 @dataclass(frozen=True)
 class Picture:
     """A part of a page: from the top of one element to the bottom of another."""
@@ -37,10 +44,12 @@ class Picture:
     path: str
     first: str
     last: str
+    click: str = ""  # what to choose before
 
 
 _PICTURES = (
-    Picture("page-run", f"/runs/{_LIVE}", "body", "#steps"),
+    Picture("page-run", f"/runs/{_LIVE}", "body", "#steps", ".node[aria-label^='Embed:']"),
+    Picture("page-jobs", "/runs", "body", ".jobs", "[data-view='jobs']"),
     Picture("page-charts", f"/runs/{_LIVE}", "#timeline", "#models"),
     Picture("page-compare", f"/compare?a={_DONE}&b={_FASTER}", "body", "#compare-steps"),
     Picture("page-drift", "/drift", "#reference-0", ".cards"),
@@ -55,6 +64,8 @@ def main() -> None:
         made_up.record(runs, made_up.batch(_DONE))
         made_up.record(runs, made_up.batch(_FASTER, speed=1.6))
         made_up.record(runs, made_up.batch(_LIVE, upto=95))
+        for number, (name, speed) in enumerate(_PAST, start=10):
+            made_up.record(runs, made_up.batch(_ID.format(number, number % 10), speed=speed, name=name, apart_s=4.0))
         drift_history(drift / "reviews.sqlite")
         with launched() as browser, served(runs, drift=drift) as server:
             for picture in _PICTURES:
@@ -65,6 +76,8 @@ def _shot(browser: Browser, server: Served, picture: Picture) -> bytes:
     page: Page = browser.new_page(viewport={"width": _WIDTH, "height": 900}, color_scheme="light")
     page.goto(server.opening)
     page.goto(server.address(picture.path))
+    if picture.click:
+        page.locator(picture.click).first.click()
     page.locator(picture.last).first.wait_for()
     if picture.first == "#timeline":
         page.get_by_role("slider").nth(1).focus()  # one cursor points into all charts

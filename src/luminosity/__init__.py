@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from luminosity._shared.lazy import lazy_names
 from luminosity.beam_fixes import lean_beam, without_tensorflow
 from luminosity.beam_fixes.noise import quiet
+from luminosity.beam_fixes.stand_ins import STAND_INS, Expand
+from luminosity.runs.senders import SENDERS, MakeSender
 
 if TYPE_CHECKING:
     from luminosity.core import WorkerShare
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from luminosity.inference.handlers.text.generator import TextGenerator
     from luminosity.inference.handlers.text.summarizer import Summarizer
     from luminosity.inference.handlers.torch import TorchModelHandler
+    from luminosity.inference.handlers.trees.lightgbm import LightGBMModelHandler
+    from luminosity.inference.handlers.trees.xgboost import XGBoostModelHandler
     from luminosity.inference.prompts.prompt import Prompt
     from luminosity.inference.registry.file_registry import register_model
     from luminosity.inference.run_inference import RunInference
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
     from luminosity.io.kafka.read import ReadKafka
     from luminosity.io.kafka.record import KafkaRecord
     from luminosity.io.kafka.write import UnwrittenRecord, WriteKafka
+    from luminosity.io.lakes.write import WriteDelta, WriteIceberg
     from luminosity.io.map_async import MapAsync
+    from luminosity.io.read_lakes import ReadDelta, ReadIceberg
     from luminosity.io.read_table import ReadTable
     from luminosity.io.stores.search_vectors import SearchQdrant, SearchVectors
     from luminosity.io.stores.write_lance import WriteLance
@@ -62,6 +68,7 @@ __all__ = [
     "JaxModelHandler",
     "KafkaClient",
     "KafkaRecord",
+    "LightGBMModelHandler",
     "LuminosityError",
     "LuminosityOptions",
     "LuminosityRunner",
@@ -71,6 +78,8 @@ __all__ = [
     "ModelOptions",
     "PipelinePlan",
     "Prompt",
+    "ReadDelta",
+    "ReadIceberg",
     "ReadKafka",
     "ReadTable",
     "RowsFromTable",
@@ -92,11 +101,14 @@ __all__ = [
     "WorkerLost",
     "WorkerShare",
     "WorkerStarted",
+    "WriteDelta",
+    "WriteIceberg",
     "WriteKafka",
     "WriteLance",
     "WriteQdrant",
     "WriteTable",
     "WriteVectors",
+    "XGBoostModelHandler",
     "adapt",
     "bigquery_schema",
     "plan_pipeline",
@@ -104,6 +116,39 @@ __all__ = [
 ]
 
 lean_beam.install({without_tensorflow.MODULE: without_tensorflow.run})  # workers import Beam and its handlers, too
+
+
+def _read_from_pubsub() -> Expand:
+    from luminosity.io.pubsub.for_beam import read_from_pubsub
+
+    return read_from_pubsub
+
+
+def _write_to_pubsub() -> Expand:
+    from luminosity.io.pubsub.for_beam import write_to_pubsub
+
+    return write_to_pubsub
+
+
+def _read_export() -> Expand:
+    from luminosity.beam_fixes.retried_exports import read_export
+
+    return read_export
+
+
+# The engine runs these in place of what Beam has, and knows nothing of the parts that they come from.
+STAND_INS["apache_beam.io.gcp.bigquery._CustomBigQuerySource"] = _read_export
+STAND_INS["apache_beam.io.gcp.pubsub._PubSubSource"] = _read_from_pubsub
+STAND_INS["apache_beam.io.gcp.pubsub.WriteToPubSub"] = _write_to_pubsub
+
+
+def _otlp() -> MakeSender:
+    from luminosity.operate.telemetry.otlp_sender import otlp_sender
+
+    return otlp_sender
+
+
+SENDERS["otlp"] = _otlp  # the engine uses it, and knows nothing of the part that it comes from
 
 quiet()  # here, because Beam writes these messages as soon as it is imported
 

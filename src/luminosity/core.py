@@ -6,8 +6,9 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
 
 _STATM = "/proc/self/statm"
 _START_TIME = 19  # its place in /proc/PID/stat, counted from the field after the command's name
+_OWN_GROUPS = "/proc/self/cgroup"
+_CONTROL_GROUPS = "/sys/fs/cgroup"
 _ENVIRONMENT_KEY = "LUMINOSITY_WORKER_SHARE"
 
 
@@ -182,6 +185,9 @@ class InferenceMetrics:
     CACHED_TOKENS: Final = "cached_prompt_tokens"  # prompt tokens that a server had in its own cache
     COST: Final = "cost_nanos"  # of the tokens, by the prices that the user gave: billionths of their currency
     CACHED_ANSWERS: Final = "cached_answers"  # answers from the cache of an earlier prompt, without the model
+    REPEATED_ROWS: Final = (
+        "repeated_rows"  # rows of a table that got the prediction of an equal one; among the examples
+    )
     REPEATED_PROMPTS: Final = "repeated_prompts"  # prompts that got the answer of an equal one in the same run
     LOADS: Final = "loads"  # how often a model was loaded
     LOAD: Final = "load_micro_secs"  # this and the following: summed over loads
@@ -226,26 +232,38 @@ def computed_by(counters: Mapping[str, int]) -> str:
 def usable_cores() -> int:
     """Return the number of cores that this process may use: the machine's, or fewer by affinity or control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-    except OSError:
-        return cores
-    return max(1, min(cores, int(quota) // int(period))) if quota.isdigit() else cores
+    for limit in _limits("cpu.max"):
+        quota, period = limit.split()
+        if quota.isdigit():
+            cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
 
 
 def machine_ram_bytes() -> int:
     """Return the memory that this process may use: the machine's, or its control group's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for name in ("memory.max", "memory.high", "memory/memory.limit_in_bytes"):
+        total = min([total, *(int(limit) for limit in _limits(name) if limit.isdigit())])
+    return total
+
+
+def _limits(name: str) -> Iterator[str]:
+    """Yield what a file says in each control group that this process is in: a service's own, and those around it.
+
+    In a container, the path of the own group may be the one outside of it. Then only the root has files.
+    """
+    try:
+        with open(_OWN_GROUPS) as file:
+            paths = [line.rstrip("\n").split(":", 2)[2] for line in file if line.startswith("0::")]
+    except OSError:
+        paths = []
+    own = PurePosixPath(paths[0] if paths else "/")
+    for group in (own, *own.parents):
         try:
-            with open(path) as file:
-                limit = file.read().strip()
+            with open(f"{_CONTROL_GROUPS}/{str(group).lstrip('/')}/{name}") as file:
+                yield file.read().strip()
         except OSError:
             continue
-        if limit.isdigit():
-            total = min(total, int(limit))
-    return total
 
 
 def resident_bytes() -> int:

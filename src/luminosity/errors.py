@@ -28,6 +28,7 @@
     ├── PathNotShared (OSError)               nodes of a cluster do not see the files that a path means
     ├── StoreError (RuntimeError)             a vector store refuses rows or can't be reached
     ├── KafkaError (RuntimeError)             Kafka refuses a request, can't be reached, or has lost records
+    ├── PubSubError (RuntimeError)            Pub/Sub refuses a request or can't be reached
     ├── DriftError (ValueError)               samples can't be compared
     ├── CheckpointError (ValueError)          a checkpoint folder can't be used, or belongs to another pipeline
     │   └── CheckpointDamaged                 a file of a checkpoint is missing, or is not what was written
@@ -89,6 +90,7 @@ __all__ = [
     "OptionError",
     "PathNotShared",
     "PipelineFileError",
+    "PubSubError",
     "RecordError",
     "RemoteModelError",
     "ReplayError",
@@ -287,6 +289,10 @@ class KafkaError(LuminosityError, RuntimeError):
     """Kafka refuses a request or a record, can't be reached, or no longer has the records that are to be read."""
 
 
+class PubSubError(LuminosityError, RuntimeError):
+    """Pub/Sub refuses a request, can't be reached, or has sent a message that can't be read."""
+
+
 class DriftError(LuminosityError, ValueError):
     """Samples can't be compared, or a drift test has settings that contradict each other."""
 
@@ -342,6 +348,7 @@ class StepFailed(RunFailed):
 
     step = ""  # the name of the step
     place = ""  # file and line of the user's code, if known
+    element = ""  # at which it failed, shortened, if known
 
 
 class ElementKillsWorker(RunFailed):

@@ -26,6 +26,8 @@ _MODULES_LEFT_OUT = {
     "apache_beam.runners.dataflow.dataflow_exercise_streaming_metrics_pipeline_test": "Dataflow and Pub/Sub",
 }
 _TESTS_LEFT_OUT = {
+    "PTransformTest.test_group_by_key_importable_special_types_1": "it needs dill 0.3.1.1, and datasets brings a later "
+    "one",
     "RunInferenceBaseTest.test_run_inference_with_side_inputin_streaming": "it runs for twenty minutes; see "
     "test_a_new_model_in_a_stream",
 }

@@ -25,6 +25,7 @@ _OF_OTHERS = {
     "--no-deps",
     "--requirements_file",
     "--setup_file",
+    "--streaming",
 }
 
 

@@ -254,7 +254,7 @@ def test_a_table_is_kept_where_every_row_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["in.csv", "out"], "no model is given, expected --embed, --classify, --prompt or --model"),
+        (["in.csv", "out"], "no model is given, expected --embed, --classify, --embed-images"),
         (["no.csv", "out", "--embed=text=M"], "no table file matches no.csv"),
         (["in.csv", "out", "--embed=texts=M"], "--embed texts=M: there is no column 'texts'; did you mean 'text'?"),
         (["in.csv", "out", "--embed=M"], "--embed M: expected [NAME:]COLUMN=MODEL, such as text=models/minilm"),

@@ -389,6 +389,8 @@ def test_each_kind_of_model_has_its_handler() -> None:
     found = [type(named_handler(f"{kind}:some/model")).__name__ for kind in kinds]
     classes = ["SentenceEmbedder", "TextClassifier", "Summarizer", "TextGenerator", "ImageEmbedder", "ImageClassifier"]
     assert found == classes
+    trees = [named_handler(name) for name in ("xgboost:a.json", "lightgbm:a.txt#raw")]
+    assert [type(handler).__name__ for handler in trees] == ["XGBoostModelHandler", "LightGBMModelHandler"]
     assert named_handler("chat:http://localhost:8000#llama").model_id == "llama"
 
 

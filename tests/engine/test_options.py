@@ -40,6 +40,15 @@ def test_workers_see_experiments_and_the_users_own_options() -> None:
     assert seen["mine"] == "7"
 
 
+def test_workers_import_the_plugins_that_the_script_has_imported() -> None:
+    import luminosity.testing.bigquery.for_beam as imported
+
+    seen = config("--beam_plugin=a.module").worker_options["beam_plugins"]
+    assert seen[0] == "a.module"
+    assert f"{imported.__name__}.LedToFake" in seen
+    assert not any(each.startswith("apache_beam.") for each in seen)
+
+
 def test_what_means_nothing_here_is_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="luminosity"):
         config("--setup_file=./setup.py", "--requirements_file=r.txt")

@@ -16,7 +16,8 @@ __all__ = ["HANDLER_HELP", "MODEL_FLAGS", "RUNNER_FLAGS", "Flag", "add_arguments
 
 HANDLER_HELP = (
     "embed:MODEL or classify:MODEL for texts, summarize:MODEL, generate:MODEL, embed-images:MODEL or "
-    "classify-images:MODEL (a folder, a name on the Hugging Face hub or in a registry), chat:URL#MODEL, or "
+    "classify-images:MODEL (a folder, a name on the Hugging Face hub or in a registry), xgboost:FILE or "
+    "lightgbm:FILE, with #predict_proba, #raw or #leaf behind it if you want that, chat:URL#MODEL, or "
     "module:object (a handler, or a class or function that makes one)"
 )
 """The names by which commands take a model."""
@@ -138,6 +139,15 @@ RUNNER_FLAGS = (
         page="reproduce.md",
     ),
     Flag(
+        "telemetry",
+        "off|otlp",
+        "send traces and metrics of the run to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names "
+        "(otlp), or nothing (off)",
+        default="off",
+        initial="off",
+        page="operate.md",
+    ),
+    Flag(
         "worker_start",
         "auto|fork|spawn",
         "how worker processes start: fork is fast, spawn is safe everywhere, auto forks on Linux and spawns on macOS",
@@ -212,6 +222,13 @@ RUNNER_FLAGS = (
         "restore_from",
         "URL",
         "the copy with which an empty --checkpoint_dir begins; refused while another run writes the copy",
+        page="durable-runs.md",
+    ),
+    Flag(
+        "savepoint",
+        "DIR",
+        "the savepoint with which an empty --checkpoint_dir begins, as `lum checkpoint save` names it; it stays as it "
+        "is, so several runs can begin with it",
         page="durable-runs.md",
     ),
     Flag(

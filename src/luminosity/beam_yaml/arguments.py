@@ -21,7 +21,8 @@ from apache_beam.typehints.row_type import RowTypeConstraint
 import luminosity
 from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import InvalidArgument, OptionError
-from luminosity.inference.enrich.column import Column, model_of
+from luminosity.inference.enrich.column import Column
+from luminosity.inference.enrich.column_models import ColumnModels
 from luminosity.inference.model_names import named_handler
 from luminosity.inference.prompts.named_types import type_named
 from luminosity.inference.prompts.prompt import Prompt
@@ -60,7 +61,8 @@ HANDLERS = (
 """Our handlers whose arguments can be written in YAML."""
 _Make = Callable[[dict[str, Any]], beam.PTransform[Any, Any]]
 _DESCRIBED = re.compile(r"^( +)(\w+): (.*(?:\n\1 +\S.*)*)", re.MULTILINE)  # an argument in a docstring
-_COLUMN_KEYS = ("model", "inputs", "output", "inference_args")
+_COLUMN_OPTIONS = ("nulls", "dedupe", "watch_model_pattern", "watch_registry", "interval", "stop_timestamp")
+_COLUMN_KEYS = ("model", "inputs", "output", "inference_args", *_COLUMN_OPTIONS)
 _EXPECTED = f"a name such as embed:MODEL or module:object, or type: (one of {', '.join(HANDLERS)}) and config:"
 
 
@@ -103,7 +105,8 @@ def column_of(name: str, spec: Any) -> Column:
     if inputs is None:
         raise InvalidArgument(f"the column {name!r} has no inputs:, expected model: and inputs:")
     output = None if spec.get("output") is None else type_of(spec["output"])
-    return Column(handler, inputs, output, inference_args=spec.get("inference_args"))
+    options = {name: spec[name] for name in _COLUMN_OPTIONS if name in spec}
+    return Column(handler, inputs, output, inference_args=spec.get("inference_args"), **options)
 
 
 def _prompt_values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def _prompt_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def output_type_of(column: Column) -> pa.DataType | None:
     """Return the type of a new column, or None if only the model knows it."""
-    return model_of(column.handler).output_type if column.output is None else column.output
+    return ColumnModels("", column).output_type
 
 
 def type_of(name: Any) -> pa.DataType:

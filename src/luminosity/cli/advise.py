@@ -173,6 +173,8 @@ def _print_one(console: Console, report: Report) -> None:
     use = report.use
     ids = list_some((record.started.run for record in use.records), 3)
     console.print(Text.assemble((use.name, "bold"), f": {ids}, {duration(use.seconds)}"))
+    if report.slowest:
+        console.print(Text(report.slowest))
     console.print(Text("\nGiven and used", "bold"))
     console.print(_pools(report.pools))
     console.print(Text(_MEASURED, "dim"))

@@ -6,16 +6,19 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from luminosity._shared.user_code import fold
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, count
 from luminosity.cli.common.output import output_console
 from luminosity.events import BundleRetried, BundleStalled, Event, MetricView, StageView, WorkerLost, to_json
 from luminosity.runs import records
 from luminosity.runs.records import Damaged, Record, find
 from luminosity.runs.views import step_lines, words
+from luminosity.runs.views.step_times import step_times
 
 if TYPE_CHECKING:  # rich takes a while to import: not for --help
     from rich.table import Table
@@ -115,11 +118,16 @@ def _table(found: list[Record], width: int) -> Table:
 
 
 _MOST_HAPPENINGS = 20  # lines
+_MOST_STEPS = 12  # lines
+_MOST_STALLS = 3  # bundles that hang, each with its stack
+_MOST_FRAME_LINES = 8  # of a traceback: its end, which is the user's own code
+_LEAST_SHARE = 0.01  # of the time of all steps: a step with less is not listed
 _LEAST_S = 0.001  # for which a snapshot counts, even if it is the only one
 _SHOW_EPILOG = """\
 You get the run's summary (time, pools, models, memory, and what your code
 counted with beam.metrics.Metrics), a table of its stages with their elements
-and what they waited for, and its retries and lost workers.
+and what they waited for, the steps that took most time, and its retries and
+lost workers. What hangs, and where a failed run failed, comes first.
 
 examples:
   lum show last                       show the newest run
@@ -168,6 +176,8 @@ def show(record: Record, as_json: bool = False) -> int:
     console = output_console()
     started = f"{datetime.fromtimestamp(record.started.started_at):%Y-%m-%d %H:%M:%S}"
     console.print(Text(f"run {record.started.run}, started {started}{_origin(record)}"))
+    for line in _first(record):
+        console.print(Text(line, style="bold red" if not line.startswith(" ") else ""))
     if record.ended is not None:
         console.print(summary(record.started, record.ended))
     else:
@@ -180,6 +190,9 @@ def show(record: Record, as_json: bool = False) -> int:
             console.print(Text(f"model {step_lines.sentence(view)}"))
     console.print()
     console.print(_stages(record))
+    if (steps := _steps(record)) is not None:
+        console.print()
+        console.print(steps)
     happened = [text for event in record.happenings if (text := _happening(event))]
     if happened:
         console.print()
@@ -192,6 +205,28 @@ def show(record: Record, as_json: bool = False) -> int:
     if more > 0:
         console.print(f"and {more} more")
     return 0
+
+
+def _first(record: Record) -> list[str]:
+    """Return what a reader must know first: where a run hangs, or at which element and line it has failed."""
+    ended = record.ended
+    if ended is not None and ended.state == "failed":
+        about = [f"failed in step {ended.step!r}"] if ended.step else []
+        about += [f"  element: {ended.element}"] if ended.element else []
+        about += [f"  at {ended.place}"] if ended.place else []
+        frames = fold(ended.traceback).splitlines() if about and ended.traceback else []
+        return [*about, *(f"  {line}" for line in frames[-_MOST_FRAME_LINES:])]
+    if ended is not None or record.last is None:
+        return []
+    lines: list[str] = []
+    stacks = {(e.stall.step, e.stall.worker): e for e in record.happenings if isinstance(e, BundleStalled)}
+    stalls = [stall for stage in record.last.stages for stall in stage.stalls if stall.is_stalled]
+    for stall in sorted(stalls, key=lambda each: -each.seconds)[:_MOST_STALLS]:
+        lines.append(words.stall(stall))
+        event = stacks.get((stall.step, stall.worker))
+        if event is not None and event.traceback:
+            lines += [f"  {line}" for line in event.traceback.splitlines()[-_MOST_FRAME_LINES:]]
+    return lines
 
 
 def _data(record: Record) -> dict[str, Any]:
@@ -209,6 +244,7 @@ def _data(record: Record) -> dict[str, Any]:
         "metrics_left_out": ended.metrics_left_out if ended is not None else 0,
         "started": to_json(record.started),
         "last": to_json(record.last) if record.last is not None else None,
+        "steps": [asdict(each) for each in step_times(record.started, record.last)],
         "happenings": [to_json(event) for event in record.happenings],
     }
 
@@ -256,6 +292,29 @@ def _stages(record: Record) -> Table:
             words.duration(view.busy_seconds) if view is not None else "",
             *([_stream(record, view)] if has_streams else []),
             _shares(record, stage.id),
+        )
+    return table
+
+
+def _steps(record: Record) -> Table | None:
+    """Return a table of the steps that took most time; None if the record does not have the time of steps."""
+    from rich.table import Table
+    from rich.text import Text
+
+    times = [each for each in step_times(record.started, record.last) if each.share >= _LEAST_SHARE][:_MOST_STEPS]
+    if not times:
+        return None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("step", overflow="fold")
+    for name in ("elements out", "time", "of all steps", "an element"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for each in times:
+        table.add_row(
+            Text(each.step),
+            words.number(each.elements) if each.elements else "",
+            words.duration(each.seconds),
+            words.percent(each.share),
+            f"{words.milliseconds(each.seconds / each.elements)} ms" if each.elements else "",
         )
     return table
 

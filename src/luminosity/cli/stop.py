@@ -13,6 +13,7 @@ from luminosity.cli.common.exits import FAILED, fail
 from luminosity.cli.common.options import add_command, add_folder_option, chosen_folder, number
 from luminosity.errors import RecordError
 from luminosity.runs import journal
+from luminosity.runs.ending import ask_to_end
 from luminosity.runs.journal import Action
 from luminosity.runs.records import Record, find
 from luminosity.runs.views import words
@@ -100,16 +101,7 @@ def end(folder: Path, wanted: str, action: Action, timeout_s: float) -> int:
     """
     record = find(folder, wanted, only_last=True)
     run_id = record.started.run
-    if record.state != "running":
-        raise RecordError(
-            f"run {run_id} is {record.state}, expected one that runs", fix="list the runs with `lum runs`"
-        )
-    if action == "drain" and not record.started.checkpoint_dir:
-        raise RecordError(
-            f"run {run_id} has no --checkpoint_dir, and a drain continues a run from its checkpoint",
-            fix="end it with `lum stop`; it is cancelled then",
-        )
-    journal.send(folder, run_id, action)
+    ask_to_end(folder, record, action)
     _tell(f"{_DOING[action]} run {run_id} ({record.started.title})")
     record = _wait_for_end(folder, run_id, action, timeout_s)
     if record.state == "running":

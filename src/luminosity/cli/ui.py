@@ -29,15 +29,17 @@ _DESCRIPTION = """\
 Open a page of runs, live and past, in the browser: the graph of a run, its
 steps, throughput, workers, devices and models over time, failures and logs.
 
-The page only reads the records of runs. It is for you, on this machine: the
-address that the command prints contains a token, and no other machine can
-connect.
+The page reads the records of runs; it can also stop your own runs and save
+savepoints of them, unless you add --read-only. It is for you, on this
+machine: the address that the command prints contains a token, and no other
+machine can connect.
 """
 _EXAMPLES = """\
 examples:
   lum ui                         open the page of all recorded runs
   lum ui --port 8080             on this port, such as for a bookmark
   lum ui --no-browser            only print the address
+  lum ui --read-only             a page that can stop no run
   lum ui --run_dir /data/runs    the runs that are recorded there
   lum run --ui pipeline.py       open the page beside a run
 
@@ -65,6 +67,9 @@ def _add_ui(commands: Any) -> None:
         default="127.0.0.1",
         help="the loopback address to listen on: 127.0.0.1, localhost or ::1 (default: 127.0.0.1)",
     )
+    parser.add_argument(
+        "--read-only", action="store_true", help="let nobody stop a run or save a savepoint on the page"
+    )
     parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
     add_folder_option(parser)
     parser.add_argument(
@@ -88,14 +93,18 @@ def ui(parsed: argparse.Namespace) -> int:
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices
     from luminosity.operate.page.app import Sources, serve_page
-    from luminosity.operate.web_server import Access, address, bind
+    from luminosity.operate.web_server import Access, address, bind, is_loopback
 
-    if folder.is_dir() and (said := who_else_writes(folder)):
+    said = who_else_writes(folder) if folder.is_dir() else ""
+    if said:
         print(
-            f"lum ui: the page may show forged records: {said}; expected a folder that only you can write to",
+            f"lum ui: the page may show forged records, and only reads: {said}; expected a folder that only you can "
+            "write to",
             file=sys.stderr,
         )
-    sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices)
+    # A page that others share only reads; bind refuses other hosts today.
+    can_act = not parsed.read_only and not said and is_loopback(parsed.host)
+    sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices, can_act)
     load_prices(parsed.prices)  # an error is more useful before the page is open
     with bind(parsed.host, parsed.port) as listener:
         token = _token(folder)

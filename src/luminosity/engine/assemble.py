@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from apache_beam.internal import pickler
 from apache_beam.options.value_provider import RuntimeValueProvider
@@ -54,7 +54,12 @@ if TYPE_CHECKING:
     from luminosity.engine.cluster.driver.node_launcher import NodeLauncher
     from luminosity.engine.cluster.driver.ray_connection import RayConnection
 
-__all__ = ["assemble"]
+__all__ = ["Descriptors", "MakeWorkers", "assemble"]
+
+Descriptors: TypeAlias = dict[
+    str, beam_fn_api_pb2.ProcessBundleDescriptor
+]  # by stage id; filled after the server is made
+MakeWorkers: TypeAlias = Callable[[StateStore, Descriptors], tuple[WorkerServer, Launcher]]
 
 _PART_OF_INTERVAL = 0.25  # of checkpoints: how long bundles are whose output waits for the next one
 _LONGEST_UNHURRIED_S = 0.25  # longer ones would save little
@@ -96,11 +101,12 @@ def assemble(
     prints: dict[str, str],
     checkpoint: Checkpoint | None = None,
     world: World = THIS_MACHINE,
+    make_workers: MakeWorkers | None = None,
 ) -> RunParts:
     """Return the parts of a run. Starts the Fn API server, which the caller stops, but no workers.
 
-    ``prints`` are the sockets that workers write their standard streams to. ``world`` is another than this machine in
-    a simulation.
+    ``prints`` are the sockets that workers write their standard streams to. In a simulation, ``world`` is another than
+    this machine, and ``make_workers`` makes the server and the launcher of its workers.
     """
     graph = prepared.graph
     config = _without_cached_arguments(graph, prepared.config)
@@ -129,7 +135,15 @@ def assemble(
     failures = _failures(data, config, buffers)
     _write_worker_files(prepared, pools, folders)
     # The server comes last, because it must be stopped if anything after it fails.
-    server, process_launcher, cluster = _workers(data, config, pools, stages, checkpoint, prepared.connection)
+    descriptors: Descriptors = {}
+    cluster: NodeLauncher | None = None
+    if make_workers is not None:
+        server, process_launcher = make_workers(data.state, descriptors)
+    else:
+        server, process_launcher, cluster = _workers(
+            data, config, pools, stages, descriptors, checkpoint, prepared.connection
+        )
+    descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return RunParts(
         stages=stages,
         buffers=buffers,
@@ -322,12 +336,12 @@ def _workers(
     config: EngineConfig,
     pools: dict[int, PoolRun],
     stages: Sequence[StageRun],
+    descriptors: Descriptors,
     checkpoint: Checkpoint | None,
     connection: RayConnection | None,
 ) -> tuple[WorkerServer, Launcher, NodeLauncher | None]:
     """Return the server of the workers, what launches them, and the same once more if it does so on a cluster."""
     graph, state, folders = data.graph, data.state, data.folders
-    descriptors: dict[str, beam_fn_api_pb2.ProcessBundleDescriptor] = {}
     on_nodes: NodeLauncher | None = None
     if config.debug:
         from luminosity.engine.workers.in_process import DebugWorkers  # Beam's worker: other runs need it in workers
@@ -357,5 +371,4 @@ def _workers(
             progress=lambda: sum(stage.bundles_done for stage in stages),
         )
         server = FnApiServer(folders.url, state, descriptors)
-    descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return server, process_launcher, on_nodes

@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     PortableOptions,
 )
+from apache_beam.utils.plugin import BeamPlugin
 
 from luminosity._shared.accelerators import parse_accelerator
 from luminosity.errors import OptionError
@@ -135,6 +136,7 @@ def worker_accelerator(options: PipelineOptions) -> str:
 
 def worker_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``given`` options of a pipeline as code in workers sees them."""
+    plugins = [*(given.get("beam_plugins") or ()), *_plugins()]
     return {
         # Workers log at this process's levels, and keep side inputs from bundle to bundle.
         "default_sdk_harness_log_level": _level_name(logging.getLogger().getEffectiveLevel()),
@@ -142,7 +144,17 @@ def worker_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "max_cache_memory_usage_mb": _CACHE_MB,
         # A value that JSON can't express would not be the same object in a worker anyway.
         **{name: value for name, value in given.items() if _is_json(value)},
+        **({"beam_plugins": list(dict.fromkeys(plugins))} if plugins else {}),
     }
+
+
+def _plugins() -> list[str]:
+    """Return the classes of plugins, such as file systems, whose modules workers import: all but Beam's and local ones.
+
+    A worker defines the classes of the user's script from their pickled form.
+    """
+    paths = BeamPlugin.get_all_plugin_paths()
+    return [path for path in paths if not path.startswith(("apache_beam.", "__main__.")) and "<" not in path]
 
 
 def _is_json(value: object) -> bool:

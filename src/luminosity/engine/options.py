@@ -46,6 +46,7 @@ _LONGEST_TIMEOUT_S = 24 * 3600.0
 _FOR_CHECKPOINTS = (
     "checkpoint_copy",
     "restore_from",
+    "savepoint",
     "copy_lease",
     "checkpoint_interval",
     "checkpoint_keep",
@@ -84,10 +85,12 @@ class EngineConfig:
     when_busy: str = "share"  # what to do if other runs hold what steps ask for
     run_dir: str | None = None
     manifest: str = "quick"  # how much digests read, or "off"
+    telemetry: str = "off"  # where traces and metrics go
     checkpoint_dir: str | None = None
     checkpoint_run: str = ""  # the identity that the pipeline's steps have, to be stored if a new run begins
     checkpoint_copy: str | None = None  # where the copy of the checkpoint lies
     restore_from: str | None = None  # the copy with which an empty folder begins
+    savepoint: str | None = None  # the folder of the savepoint with which an empty folder begins
     copy_lease: float = _COPY_LEASE_S
     checkpoint_interval: float | None = None  # in seconds; None: as fits the pipeline
     checkpoint_keep: int = _KEPT_STATES
@@ -131,6 +134,7 @@ class EngineConfig:
             skip_record=_places(ours.skip_record or ()),
             run_dir=ours.run_dir,
             manifest=_choice("manifest", ours.manifest),
+            telemetry=_choice("telemetry", ours.telemetry),
             **_checkpoint(options),
             **_pools(ours),
             worker_accelerator=worker_accelerator(options),
@@ -251,6 +255,11 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
         )
     if ours.restart and ours.restore_from:
         raise _only_one("--restart", "--restore_from", fix="leave out --restart: a restore begins with an empty folder")
+    if ours.savepoint:
+        for name in ("restart", "restore_from", "continue_from"):
+            if getattr(ours, name):
+                fix = f"leave out --{name}: a run begins with a savepoint in a new --checkpoint_dir"
+                raise _only_one("--savepoint", f"--{name}", fix=fix)
     if ours.copy_lease and not (ours.checkpoint_copy or ours.restore_from):
         raise OptionError(
             f"--copy_lease={ours.copy_lease}: found no --checkpoint_copy, expected one", fix="add --checkpoint_copy=URL"
@@ -268,6 +277,7 @@ def _checkpoint(options: PipelineOptions) -> dict[str, Any]:
         "checkpoint_run": run_to_store(options) if folder else "",
         "checkpoint_copy": ours.checkpoint_copy or None,
         "restore_from": ours.restore_from or None,
+        "savepoint": os.path.abspath(os.path.expanduser(ours.savepoint)) if ours.savepoint else None,
         "copy_lease": _seconds("copy_lease", ours.copy_lease, _LEAST_LEASE_S) if ours.copy_lease else _COPY_LEASE_S,
         "checkpoint_interval": _seconds("checkpoint_interval", interval, _LEAST_INTERVAL_S) if interval else None,
         "checkpoint_keep": _KEPT_STATES if keep is None else keep,

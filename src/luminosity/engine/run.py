@@ -33,12 +33,13 @@ from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.hints import resources_asked
 from luminosity.engine.workers.printed import WorkerPrints
 from luminosity.errors import OptionError, RunCancelled, RunFailed, SpillFailed
-from luminosity.events import MachineInfo, Subscriber
+from luminosity.events import MachineInfo, Subscriber, TransformInfo
 from luminosity.runs.journal import Action, RequestWatcher
 from luminosity.runs.manifest.places import Effects
 from luminosity.runs.manifest_writer import manifest_writer
 from luminosity.runs.recorder import recorder
 from luminosity.runs.sampling import Sampler
+from luminosity.runs.senders import TRACEPARENT_OPTION, sender
 from luminosity.runs.subscribers import EventStream
 from luminosity.runs.views.choice import is_live, kept_events, view_for
 
@@ -90,13 +91,17 @@ class Run:
         on_event: Subscriber | None,
         checkpoint: Checkpoint | None,
         plan_drain: Callable[[CheckpointFolder], tuple[Prepared, Checkpoint]] | None,
+        authored: tuple[TransformInfo, ...] = (),
     ) -> None:
         """Make a run, which takes over the lock of its ``checkpoint``. Continues from it if it has one.
 
-        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest.
+        ``plan_drain`` plans the same pipeline once more, so that its sources end. ``effects`` are for the manifest,
+        ``authored`` are its transforms as the author applied them, for views.
         The run releases its ``claim`` and closes its connection when it has ended.
         """
         graph, config = prepared.graph, prepared.config
+        telemetry = sender(config.telemetry, config.run_dir)  # first: what it lacks is told before anything starts
+        self._traceparent = "" if telemetry is None else telemetry.traceparent
         self._claim = claim
         self._connection = prepared.connection
         self.metrics = RunMetrics()
@@ -121,6 +126,7 @@ class Run:
             recorder(config.run_dir, self._take_request),
             manifest_writer(config.run_dir, config.manifest, effects),
             self.kept,
+            telemetry,
             on_event,
         )
         stream = EventStream([listener for listener in listeners if listener is not None])
@@ -139,6 +145,7 @@ class Run:
             config,
             graph.model_versions(),
             prepared.machine.info() if stream.is_heard else MachineInfo(),
+            authored,
         )
         self._scheduler = Scheduler(parts, self._reporter)
         self._requests = (
@@ -147,6 +154,7 @@ class Run:
 
     def _open(self, prepared: Prepared, checkpoint: Checkpoint | None) -> RunParts:
         """Make folders and parts for a plan. Takes over the checkpoint."""
+        prepared = _with_trace(prepared, self._traceparent)
         self._checkpoint = checkpoint
         self._folders = RunFolders(prepared.config.spill_dir, checkpoint.new_files if checkpoint is not None else None)
         # A live view needs the terminal for itself, so the workers' output goes through this process.
@@ -335,6 +343,14 @@ class FinishedRun:
 
     def drain(self) -> None:
         """Do nothing: the run has ended."""
+
+
+def _with_trace(prepared: Prepared, traceparent: str) -> Prepared:
+    """Return a plan whose workers know the run's span."""
+    if not traceparent:
+        return prepared
+    options = {**prepared.config.worker_options, TRACEPARENT_OPTION: traceparent}
+    return replace(prepared, config=replace(prepared.config, worker_options=options))
 
 
 def _headline(failure: BaseException | None) -> str:

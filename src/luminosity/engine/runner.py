@@ -26,6 +26,7 @@ from luminosity.engine.plan.graph import Graph
 from luminosity.engine.plan.support import expanded
 from luminosity.engine.prepare import Prepared, effects_of, prepare, worker_environment
 from luminosity.engine.process import Terminated, check_address_space, limits_named
+from luminosity.engine.reporting.author_transforms import author_transforms
 from luminosity.engine.reporting.run_names import script_name
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.run import FinishedRun, Run
@@ -136,7 +137,8 @@ class LuminosityRunner(PipelineRunner):
                     if checkpoint is not None:
                         plan_drain = partial(_plan_drain, pipeline, options, claim, checkpoint)
                     effects = effects_of(pipeline, prepared.graph.model_versions())
-                    run = Run(prepared, claim, effects, self._on_event, checkpoint, plan_drain)
+                    transforms = author_transforms(pipeline)
+                    run = Run(prepared, claim, effects, self._on_event, checkpoint, plan_drain, transforms)
         except BaseException:
             resumption.close()
             claim.release()

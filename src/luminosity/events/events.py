@@ -37,6 +37,7 @@ __all__ = [
     "Snapshot",
     "StageInfo",
     "Subscriber",
+    "TransformInfo",
     "WorkerEnded",
     "WorkerLost",
     "WorkerStarted",
@@ -65,6 +66,18 @@ class StageInfo:
     steps: tuple[str, ...] = ()  # whole names of the pipeline's steps in it, in order
     asked: Resources = Resources()  # what the resource hints of its steps ask for
     reads_groups: bool = False  # of a GroupByKey: in a batch, it starts when the stages that it reads from are done
+
+
+@dataclass(frozen=True)
+class TransformInfo:
+    """A transform as the author applied it: a step, or a composite of others."""
+
+    name: str  # within its composite: the whole name is the composite's, a slash, and this one
+    inside: int = -1  # the place of its composite in the list of all transforms; -1: it is in none
+    reads_from: tuple[int, ...] = ()  # this and the following: places of the steps that make the inputs of a step
+    side_inputs_from: tuple[int, ...] = ()
+    # A step that moves elements between workers may run in no stage.
+    moves: Literal["reshuffle", "group", "flatten", ""] = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,9 @@ class RunStarted(Event):
     pools_mode: str = ""  # --pools: hints, uniform or fitted
     job: str = ""  # --job_name, if it was given
     folder: str = ""  # of the script; empty in records of older versions
+    transforms: tuple[TransformInfo, ...] = ()  # as the author applied them, composites before their parts
+    arguments: tuple[str, ...] = ()  # of the command, without the values of secrets
+    user: str = ""  # who started it
 
     @property
     def title(self) -> str:
@@ -287,6 +303,7 @@ class RunEnded(Event):
     traceback: str = ""  # this and the following: of user code that failed the run
     place: str = ""  # the user's own file and line
     step: str = ""
+    element: str = ""  # at which it failed, cut to a few words
 
 
 Subscriber = Callable[[Event], None]

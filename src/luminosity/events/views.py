@@ -279,6 +279,10 @@ class StageView:
     stalls: tuple[StallView, ...] = ()  # bundles that take long, the longest first; a few at most
     bundle_seconds: tuple[float, ...] = ()  # in the last snapshot: of a random sample of at most 64 committed bundles
     bundle_elements: tuple[int, ...] = ()  # the elements of the same bundles
+    # This and the following: of its steps, in the order of ``StageInfo.steps``, over committed bundles; only in some
+    # snapshots, since they change slowly. The time of a worker in the step, of which Beam takes samples.
+    step_seconds: tuple[float, ...] = ()
+    step_elements: tuple[int, ...] = ()  # that the step has put out
 
     @property
     def stalled_seconds(self) -> float:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from luminosity.errors import Fix, TableError
 
-__all__ = ["LIST_SIZE", "Format", "compression_of", "recognise"]
+__all__ = ["LIST_SIZE", "Format", "compression_of", "is_row", "recognise"]
 
 
 LIST_SIZE = b"luminosity.list_size"
@@ -22,6 +22,13 @@ class Format(Enum):
     CSV = "csv"
     TSV = "tsv"  # CSV with tabs
     ARROW = "arrow"
+    FILES = "files"  # each file is a row
+    WEBDATASET = "webdataset"  # tar files; the members with one key are a row
+
+    @property
+    def is_written(self) -> bool:
+        """Whether tables can be written in this format, too."""
+        return self not in (Format.FILES, Format.WEBDATASET)
 
     @property
     def is_csv(self) -> bool:
@@ -45,7 +52,13 @@ _SUFFIXES = {
     ".arrow": Format.ARROW,
     ".feather": Format.ARROW,
     ".ipc": Format.ARROW,
+    ".tar": Format.WEBDATASET,
 }
+_ROWS = (
+    *(".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"),
+    *(".aac", ".flac", ".m4a", ".mp3", ".ogg", ".opus", ".wav"),
+    *(".htm", ".html", ".md", ".pdf", ".rst", ".txt"),
+)
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -66,6 +79,15 @@ def recognise(path: str) -> tuple[Format, str | None]:
             fix=Fix("pass format="),
         )
     return _SUFFIXES[suffix], compression
+
+
+def is_row(path: str) -> bool:
+    """Return whether a file is an image, a recording, a PDF or a text by its name: a row, not a table.
+
+    >>> is_row("photos/1.JPG"), is_row("photos/labels.csv")
+    (True, False)
+    """
+    return os.path.splitext(path)[1].lower() in _ROWS
 
 
 def compression_of(path: str) -> str | None:

@@ -11,15 +11,19 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.io.filesystems import FileSystems
 
 import luminosity.tables  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers the coder of record batches
 from luminosity._shared.text import list_some
 from luminosity.core import READS
 from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
+from luminosity.io.lakes.by_name import is_name, open_by_name
 from luminosity.io.reading.csv_dialect import CsvStyle
+from luminosity.io.reading.file_rows import BYTES, FILE_COLUMNS
 from luminosity.io.reading.find_files import TableFile, find_files
-from luminosity.io.reading.reader import BATCH_ROWS
+from luminosity.io.reading.named_table import NamedTable
+from luminosity.io.reading.reader import BATCH_ROWS, MAX_BYTES
 from luminosity.io.reading.readers import (
     UNREADABLE,
     ReadRanges,
@@ -43,6 +47,8 @@ _SHOWN_FILES = 3  # that are not read
 class ReadTable(beam.PTransform[Any, Any]):
     """Reads Parquet, JSON lines, CSV, TSV and Arrow IPC files into ``pyarrow.RecordBatch`` elements.
 
+    It also reads WebDataset shards, and folders of images, recordings, PDFs and texts, in which each file is a row.
+
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "reviews.csv")
     >>> with open(path, "w") as file:
@@ -58,14 +64,19 @@ class ReadTable(beam.PTransform[Any, Any]):
     Args:
       pattern: files on any of Beam's file systems, as ``FileSystems.match`` takes them, or a list of patterns. A folder
         means all table files in it, and those in folders below it that are named ``column=value``; these names become
-        columns. Files whose names begin with ``_`` or ``.`` are left out.
-      columns: the columns to read; None reads all. Other columns are not decoded.
+        columns. Files whose names begin with ``_`` or ``.`` are left out. If a folder has images, recordings, PDFs or
+        texts, and no table, each of these files is a row, also those in folders below it. The columns are ``path``,
+        ``size``, ``modified`` and ``bytes``. Or the name of a table: ``iceberg:CATALOG.NAMESPACE.TABLE``,
+        ``delta:FOLDER``, ``hf:DATASET/SPLIT`` or ``lance:FOLDER.lance``.
+      columns: the columns to read; None reads all but the ``bytes`` of files that are rows. Other columns are not
+        decoded, and no file is opened if ``bytes`` is not read.
       where: a condition on rows, such as ``pyarrow.compute.field("stars") >= 4``, on any column. Row groups of Parquet
         whose statistics exclude the condition are not read.
       schema: the columns of the files; None takes those of the first file that has any. Every file must have these
         columns, in any order. The types of CSV and JSON lines are guessed from the first megabyte of that file: pass a
         schema if that guess would be wrong.
-      format: ``"parquet"``, ``"jsonl"``, ``"csv"``, ``"tsv"`` or ``"arrow"``, for files whose names do not tell.
+      format: ``"parquet"``, ``"jsonl"``, ``"csv"``, ``"tsv"``, ``"arrow"`` or ``"webdataset"``, for files whose names
+        do not tell; ``"files"`` makes each file a row, whatever its name is.
       rows_per_batch: the most rows of a batch. Choose fewer if each row is a lot of work: batches are what workers
         share.
       delimiter: the character between the values of CSV. None recognises a comma, a semicolon, a tab or a bar by the
@@ -77,6 +88,8 @@ class ReadTable(beam.PTransform[Any, Any]):
       null_values: the texts that mean null in CSV, unless they are quoted. In columns of numbers, times and booleans,
         ``NA``, ``N/A``, ``#N/A``, ``NULL``, ``None`` and the like are null in any case, and so is a quoted empty value.
       decimal_point: ``","`` reads numbers of CSV such as ``1,5``; otherwise they are texts.
+      max_bytes: the most bytes of a file that is a row, or of a member of a shard; larger ones can't be read. 64 MiB
+        unless given.
 
     A line that can't be read ends the run with an error that shows it. :meth:`with_exception_handling` collects such
     lines instead.
@@ -99,6 +112,7 @@ class ReadTable(beam.PTransform[Any, Any]):
         newlines_in_values: bool = True,
         null_values: Sequence[str] = ("",),
         decimal_point: str = ".",
+        max_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if rows_per_batch < 1:
@@ -107,19 +121,40 @@ class ReadTable(beam.PTransform[Any, Any]):
             raise TableError(f"found schema= of type {type(schema).__name__}, expected pyarrow.schema(...)")
         patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
         self._patterns = [os.fspath(each) for each in patterns]
-        left_out: list[str] = []
-        self._files = find_files(self._patterns, None if format is None else _format(format), left_out)
         csv = CsvStyle(delimiter, encoding, newlines_in_values, tuple(null_values), decimal_point)
-        _check_files(self._files, csv)
-        partition = partition_schema(self._files, schema)
         self._unreadable: list[Unreadable] = []  # among the lines that types were guessed from
+        self._doubts: list[TableError] = []
+        named = open_by_name(self._patterns)
+        if named is not None:
+            if schema is not None or format is not None or max_bytes is not None or csv != CsvStyle():
+                raise TableError(
+                    f"{named.name}: found schema=, format=, max_bytes= or an argument for CSV, which are for files",
+                    fix=Fix("leave them out", command="leave out --delimiter and --encoding"),
+                )
+            self._open_named(named, columns, where, rows_per_batch)
+            return
+        left_out: list[str] = []
+        self._files: Sequence[TableFile] = find_files(
+            self._patterns, None if format is None else _format(format), left_out
+        )
+        _check_files(self._files, csv)
+        _check_rows(self._files, schema, max_bytes)
+        if columns is None and self.has_files:
+            columns = [name for name in FILE_COLUMNS.names if name != BYTES]
+        partition = partition_schema(self._files, schema)
         doubts: dict[str, TableError] = {}
-        stored, origin = _stored(self._files, schema, partition, csv, self._unreadable.append, doubts.__setitem__)
+        stored, origin = _stored(self._files, schema, partition, csv, self._unreadable, doubts.__setitem__)
         selection = select(stored, partition, columns, where, origin)
         self._doubts = [doubt for name, doubt in doubts.items() if name in selection.output.names]
         if left_out:
             self._doubts.append(_not_read(left_out))
-        self._settings = Settings(selection, csv, rows_per_batch)
+        self._settings = Settings(selection, csv, rows_per_batch, max_bytes=max_bytes or MAX_BYTES)
+
+    def _open_named(self, table: NamedTable, columns: Sequence[str] | None, where: Any, rows_per_batch: int) -> None:
+        """Plan to read a table that is no pattern of files."""
+        selection = select(table.stored, table.partition, columns, where, table.name)
+        self._files = table.parts(where)
+        self._settings = Settings(selection, CsvStyle(), rows_per_batch, table=table)
 
     @property
     def schema(self) -> pa.Schema:
@@ -132,9 +167,16 @@ class ReadTable(beam.PTransform[Any, Any]):
         return self._files
 
     @property
+    def has_files(self) -> bool:
+        """Whether each file is a row."""
+        return bool(self._files) and self._files[0].format is Format.FILES  # a table that has a name may be empty
+
+    @property
     def has_lines(self) -> bool:
-        """Whether some files are text, so that there may be lines that can't be read."""
-        return any(file.format.is_text for file in self._files)
+        """Whether there may be lines that can't be read, or files or members of shards that are rows."""
+        if self.has_files:
+            return BYTES in self._settings.selection.loaded.names
+        return any(file.format.is_text or file.format is Format.WEBDATASET for file in self._files)
 
     def take_doubts(self) -> list[TableError]:
         """Return what is doubtful about guessed types, and about files that were left out, and forget it.
@@ -150,7 +192,8 @@ class ReadTable(beam.PTransform[Any, Any]):
         """Collect lines of CSV and JSON lines that can't be read: the transform returns two tables, ``(good, bad)``.
 
         Each row of ``bad`` is such a line: its file in ``_file``, its number from 1 in ``_line`` (null deep in a file
-        of more than a gigabyte), the line itself in ``_text`` and the reason in ``_reason``.
+        of more than a gigabyte), the line itself in ``_text`` and the reason in ``_reason``. If files are rows, each
+        row of ``bad`` is a file; of a shard, it has the key in ``_text``.
 
         >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "reviews.csv")
@@ -214,7 +257,9 @@ class ReadTable(beam.PTransform[Any, Any]):
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the files that it reads."""
         places = [
-            {"path": each} if "://" in each else {"path": os.path.abspath(each), "is_relative": not os.path.isabs(each)}
+            {"path": each}
+            if "://" in each or is_name(each)
+            else {"path": os.path.abspath(each), "is_relative": not os.path.isabs(each)}
             for each in self._patterns
         ]
         return {**super().annotations(), READS: json.dumps(places)}
@@ -249,12 +294,39 @@ def _check_files(files: Sequence[TableFile], csv: CsvStyle) -> None:
         )
 
 
+def _check_rows(files: Sequence[TableFile], schema: pa.Schema | None, max_bytes: int | None) -> None:
+    """Check what only tables have whose rows are files or members of shards."""
+    kinds = {file.format for file in files}
+    if max_bytes is not None and (max_bytes < 1 or not kinds & {Format.FILES, Format.WEBDATASET}):
+        where = "for tables whose rows are files or members of tar files"
+        raise TableError(f"found max_bytes={max_bytes}, expected 1 or more, {where}")
+    if Format.FILES not in kinds:
+        return
+    if len(kinds) > 1:
+        table = next(file for file in files if file.format is not Format.FILES)
+        row = next(file for file in files if file.format is Format.FILES)
+        raise TableError(
+            f"found files that are rows, such as {row.path}, beside a table, {table.path}",
+            fix="name only one kind, or pass format='files' to make each file a row",
+        )
+    if schema is not None:
+        raise TableError(f"found schema=, but files as rows have the columns {', '.join(FILE_COLUMNS.names)}")
+    members = [member for file in files for member in file.members]
+    is_local = FileSystems.get_scheme(members[0].path) is None
+    if not any(each.size and (not is_local or os.access(each.path, os.R_OK)) for each in members):
+        raise TableError(
+            f"found {len(members):,} files, such as {members[0].path}, which are all empty, or which this user may not "
+            "read",
+            fix="check what wrote them",
+        )
+
+
 def _not_read(paths: Sequence[str]) -> TableError:
     """Return what to say about files of a folder that are not read."""
     count = "1 file is" if len(paths) == 1 else f"{len(paths):,} files are"
     return TableError(
         f"{count} not read: {list_some(paths, _SHOWN_FILES)}; a folder means the files in it whose names tell a "
-        "format, and those in folders named column=value"
+        "format, and those in folders named column=value; or its images, recordings, PDFs and texts if it has no table"
     )
 
 
@@ -263,16 +335,18 @@ def _stored(
     given: pa.Schema | None,
     partition: pa.Schema,
     csv: CsvStyle,
-    report: Report,
+    unreadable: list[Unreadable],
     doubts: Doubts,
 ) -> tuple[pa.Schema, str]:
     """Return the columns that every file must have, and the argument or file that they come from."""
     if given is not None:
         return pa.schema([field for field in given if field.name not in partition.names]), "schema="
     for file in files:
-        found = schema_of(file, csv, report, doubts)
+        found = schema_of(file, csv, unreadable.append, doubts)
         if found is not None:
             return found, file.path
+    if unreadable:
+        raise unreadable[0].error()
     name = files[0].path
     found = f"{name} is empty" if len(files) == 1 else f"all {len(files)} files are empty, the first is {name}"
     expected = "a header" if files[0].format.is_csv else "rows"

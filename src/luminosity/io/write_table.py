@@ -16,6 +16,7 @@ from apache_beam.transforms.window import GlobalWindows
 
 from luminosity.core import TEMPORARY_FOLDER, WRITES, WRITES_A_FILE_PER_BUNDLE
 from luminosity.errors import WriteError
+from luminosity.io.lakes.write import lake_by_name
 from luminosity.io.writing import existing, filesystem
 from luminosity.io.writing.destination import Destination, IfExists, check_writable
 from luminosity.io.writing.filesystem import clear_errors
@@ -70,7 +71,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
     ) -> None:
         """
         Args:
-            path: A folder, or one file if it has the suffix of a format: ``out.parquet``, ``out.jsonl.gz``.
+            path: A folder, or one file if it has the suffix of a format: ``out.parquet``, ``out.jsonl.gz``. Or the name
+                of a table: ``iceberg:CATALOG.NAMESPACE.TABLE`` or ``delta:FOLDER``, as ``WriteIceberg`` and
+                ``WriteDelta`` write it; the output is its name with the new version.
             partition_by: Columns whose values become folders, such as ``lang=en/``. The files do not contain them.
             rows_per_file: The most rows of a file. Without it, files are split at about 1 GB. Files below 4 MB are
                 joined at the end, within this limit, so that a small table has one file.
@@ -91,6 +94,14 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
                 instead of True. Otherwise the old files are removed, and there is no new file.
         """
         super().__init__()
+        self._lake = lake_by_name(os.fspath(path), partition_by, if_exists, schema, allow_empty)
+        if self._lake is not None:
+            if rows_per_file is not None or format is not None or compression is not None:
+                raise WriteError(
+                    f"{os.fspath(path)}: found rows_per_file=, format= or compression=, which are for files",
+                    fix="leave them out: the properties of the table say how its files are written",
+                )
+            return
         self._destination = Destination.of(
             os.fspath(path), partition_by, rows_per_file, if_exists, format, compression, schema, allow_empty
         )
@@ -102,6 +113,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         the whole run. The counter ``rows_written`` tells whether there were rows.
         """
         other = copy.copy(self)
+        if self._lake is not None:
+            other._lake = self._lake.keep_if_empty()
+            return other
         other._destination = replace(self._destination, if_empty="keep")
         return other
 
@@ -117,6 +131,9 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
         Traceback (most recent call last):
         luminosity.errors.WriteError: ...out.csv: column 'vector' is list<item: float>, which CSV can't hold; write...
         """
+        if self._lake is not None:
+            self._lake.check(schema)
+            return
         with clear_errors(self._destination.path):
             check_writable(self._destination, schema)
             existing.check(self._destination)
@@ -127,12 +144,16 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
         A run does so itself when it publishes its files. Call it if a checkpoint folder was removed since.
         """
+        if self._lake is not None:
+            return  # the commit removes what its own run has left
         for folder in existing.leftovers(self._destination):
             filesystem.remove_folder(folder)
 
     def expand(self, input_or_inputs: beam.PCollection[pa.RecordBatch]) -> beam.PCollection[str]:
         """Write temporary files in parallel, then give them their final names in one last step."""
         table: Any = input_or_inputs
+        if self._lake is not None:
+            return table | "Lake" >> self._lake
         identity = run_identity(table.pipeline)
         destination = self._destination.for_another_run(identity)  # The transform may be applied to several tables.
         if not table.is_bounded:
@@ -171,6 +192,8 @@ class WriteTable(beam.PTransform[beam.PCollection[pa.RecordBatch], beam.PCollect
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the table that it writes."""
+        if self._lake is not None:
+            return super().annotations()  # the transform inside has them
         return {**super().annotations(), WRITES: json.dumps([{"path": self._destination.path}])}
 
     def _check_stream(self, table: beam.PCollection[pa.RecordBatch]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from luminosity.io.kafka import outage, producer, read_step
-from luminosity.io.kafka.outage import OutageLog
+from luminosity.io import outage
+from luminosity.io.kafka import producer, read_step
+from luminosity.io.outage import OutageLog
 from luminosity.testing import KafkaBroker, ScriptedKafka
 from tests.io.kafka.steps import WriteStep, values
 from tests.io.kafka.test_read_step import Bundle, Log, script, step_of
@@ -25,7 +26,7 @@ def test_a_line_every_ten_seconds_and_one_at_the_end(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(outage.time, "monotonic", lambda: now)
-    logs = [OutageLog("broker:9092", "reading") for _ in range(2)]  # of two groups
+    logs = [OutageLog("the brokers at broker:9092", "reading") for _ in range(2)]  # of two groups
     for _ in range(60):
         now += 0.5
         for log in logs:
@@ -33,7 +34,7 @@ def test_a_line_every_ten_seconds_and_one_at_the_end(
     for log in logs:
         log.note_answer()
         log.note_answer()
-    brief = OutageLog("broker:9092", "reading")
+    brief = OutageLog("the brokers at broker:9092", "reading")
     brief.note_silence("refused")
     brief.note_answer()
     away = "the brokers at broker:9092 have not answered for {} s (refused); reading goes on when they do"

@@ -202,9 +202,10 @@ class _LetterFile:
 
 
 def _has_csv(pattern: str) -> bool:
+    from luminosity.io.lakes.by_name import is_name
     from luminosity.io.reading.find_files import find_files
 
-    if pattern.lower().endswith(".npy"):
+    if is_name(pattern) or pattern.lower().endswith(".npy"):
         return False
     return any(file.format.is_csv for file in find_files([pattern], None))
 

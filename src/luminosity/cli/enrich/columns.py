@@ -11,18 +11,34 @@ from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import OptionError
 
 if TYPE_CHECKING:
-    from luminosity.inference.enrich.column import Column
+    from luminosity.inference.enrich.column import Column, Nulls
 
-__all__ = ["DEFAULT_SUFFIXES", "ColumnRequest", "check_requests", "no_column", "parse_request"]
+__all__ = ["DEFAULT_SUFFIXES", "METAVARS", "ColumnRequest", "check_requests", "no_column", "parse_request"]
 
-DEFAULT_SUFFIXES: Mapping[str, str] = {"embed": "embedding", "classify": "class", "model": "prediction"}
+DEFAULT_SUFFIXES: Mapping[str, str] = {
+    "embed": "embedding",
+    "classify": "class",
+    "embed-images": "embedding",
+    "classify-images": "class",
+    "xgboost": "prediction",
+    "lightgbm": "prediction",
+    "model": "prediction",
+}
 """For each option, the suffix of a new column's default name: text_embedding for --embed text=MODEL."""
+
+METAVARS: Mapping[str, str] = dict.fromkeys(("xgboost", "lightgbm"), "[NAME:]COLUMN,...=FILE")
+"""How the help shows the values of options, unless as those of a model of one column."""
 
 _FORMS = {
     "embed": "[NAME:]COLUMN=MODEL, such as text=models/minilm",
     "classify": "[NAME:]COLUMN=MODEL, such as mood:text=models/sentiment",
+    "embed-images": "[NAME:]COLUMN=MODEL, such as path=models/clip",
+    "classify-images": "[NAME:]COLUMN=MODEL, such as path=models/vit",
+    "xgboost": "[NAME:]COLUMN[,COLUMN...]=FILE, such as score:age,income=model.json",
+    "lightgbm": "[NAME:]COLUMN[,COLUMN...]=FILE, such as score:age,income=model.txt",
     "model": "[NAME:]COLUMN[,COLUMN...]=MODULE:OBJECT, such as score:age,income=my_models:handler",
 }
+_OF_SEVERAL = ("xgboost", "lightgbm", "model")  # options whose models take several columns
 _SHOWN_COLUMNS = 20  # in a message, which stays readable
 _SHOWN_NAMES = 5  # of files in a folder
 _SUGGESTIONS = 3
@@ -40,12 +56,12 @@ class ColumnRequest:
     @property
     def files(self) -> tuple[str, ...]:
         """Files and folders that what the column holds depends on, if they are on this machine."""
-        return () if self.option == "model" else (self.model,)
+        return () if self.option == "model" else (self.model.partition("#")[0],)
 
     @property
     def is_vector(self) -> bool:
         """Whether the column holds vectors, which a vector store can keep."""
-        return self.option == "embed"
+        return self.option.startswith("embed")
 
     def __str__(self) -> str:
         return f"--{self.option} {','.join(self.inputs)}={self.model}"
@@ -61,15 +77,16 @@ class ColumnRequest:
         import pyarrow as pa
 
         labels = pa.struct({"label": pa.string(), "score": pa.float32()})
-        return {"embed": pa.list_(pa.float32()), "classify": labels}.get(self.option)
+        kinds = {"embed": pa.list_(pa.float32()), "classify": labels}
+        return kinds.get(self.option.removesuffix("-images"))
 
-    def column(self) -> Column:
+    def column(self, nulls: Nulls = "fail") -> Column:
         """Return the column for ``Enrich``. This imports the model handler, but loads no model."""
         from luminosity import Column
         from luminosity.inference.model_names import named_handler  # it imports Beam
 
         handler = named_handler(self.model if self.option == "model" else f"{self.option}:{self.model}")
-        return Column(handler, self.inputs[0] if len(self.inputs) == 1 else list(self.inputs))
+        return Column(handler, self.inputs[0] if len(self.inputs) == 1 else list(self.inputs), nulls=nulls)
 
 
 def parse_request(option: str, text: str) -> ColumnRequest:
@@ -86,12 +103,16 @@ def parse_request(option: str, text: str) -> ColumnRequest:
     left, equals, model = text.partition("=")
     name, colon, columns = left.rpartition(":")
     inputs = tuple(part.strip() for part in columns.split(","))
-    is_wrong = not (equals and model and all(inputs)) or (colon and not name) or (option != "model" and len(inputs) > 1)
+    is_wrong = (
+        not (equals and model and all(inputs))
+        or (colon and not name)
+        or (option not in _OF_SEVERAL and len(inputs) > 1)
+    )
     if is_wrong:
         raise OptionError(f"--{option} {text}: expected {_FORMS[option]}")
     if option != "model":
         model = os.path.expanduser(model)  # The shell does not expand a ~ that follows a =.
-        _check_folder(option, text, model)
+        _check_folder(option, text, model.partition("#")[0])
     return ColumnRequest(option, name or f"{'_'.join(inputs)}_{DEFAULT_SUFFIXES[option]}", inputs, model)
 
 
@@ -114,7 +135,8 @@ def check_requests(requests: Sequence[ColumnRequest], existing: Sequence[str]) -
     """Raise unless the table's columns include all inputs, and none has the name of a new column."""
     if not requests:
         raise OptionError(
-            "no model is given, expected --embed, --classify, --prompt or --model, such as --embed text=MODEL"
+            f"no model is given, expected {', '.join(f'--{option}' for option in DEFAULT_SUFFIXES)} or --prompt, such "
+            "as --embed text=MODEL"
         )
     new = [each.name for each in requests]
     for each in requests:

@@ -11,7 +11,7 @@ from luminosity.beam_fixes.lean_beam import import_beam
 from luminosity.cli.common.exits import FAILED, WRONG_USE, cancel_runs, fail
 from luminosity.cli.common.options import HelpFormatter, count
 from luminosity.cli.common.table_options import add_csv_options
-from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, parse_request
+from luminosity.cli.enrich.columns import DEFAULT_SUFFIXES, METAVARS, parse_request
 from luminosity.cli.enrich.prompts import add_prompt_options, prompt_requests
 from luminosity.engine.reporting.run_names import RunName
 from luminosity.engine.workers.launcher import warm_up
@@ -39,6 +39,8 @@ examples:
   lum enrich 'in/*.jsonl.gz' out --embed title_vector:title=models/minilm \\
       --embed text=models/minilm --classify mood:text=models/sentiment
                         add title_vector, text_embedding and mood
+  lum enrich photos/ out.parquet --embed-images path=models/clip
+                        add vectors of the images in a folder
   lum enrich in.csv out.parquet --model score:age,income=my_models:handler
                         run any model handler, here one from my_models.py
   lum enrich in.parquet out.parquet --prompt 'label=Classify: {text}' \\
@@ -54,6 +56,12 @@ examples:
 _COLUMN_HELP = {
     "embed": "add a column of vectors of texts, named NAME or COLUMN_{suffix}",
     "classify": "add a column of labels and scores of texts, named NAME or COLUMN_{suffix}",
+    "embed-images": "add a column of vectors of images, whose paths or contents COLUMN has; named NAME or "
+    "COLUMN_{suffix}",
+    "classify-images": "add a column of labels and scores of images, named NAME or COLUMN_{suffix}",
+    "xgboost": "add a column with the predictions of a model of XGBoost on columns (A,B), whose names are its "
+    "features; FILE#predict_proba, #raw or #leaf gives these; named NAME or COLUMN_{suffix}",
+    "lightgbm": "the same with a model of LightGBM",
     "model": "add a column with the output of any model handler, given as MODULE:OBJECT, on one or several columns "
     "(A,B); named NAME or COLUMN_{suffix}",
 }
@@ -90,10 +98,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             f"--{option}",
             action="append",
             default=[],
-            metavar="[NAME:]COLUMN=MODEL",
+            metavar=METAVARS.get(option, "[NAME:]COLUMN=MODEL"),
             help=_COLUMN_HELP[option].format(suffix=suffix),
         )
     add_prompt_options(parser)
+    parser.add_argument(
+        "--nulls",
+        choices=("fail", "keep"),
+        default="fail",
+        help="what becomes of a row whose input is null, if the model takes no nulls: it fails, or gets a null "
+        "(default: fail)",
+    )
     parser.add_argument("--columns", metavar="C,...", help="read and keep only these columns of IN (default: all)")
     add_csv_options(parser)
     parser.add_argument("--rows", type=count, metavar="N", help="process only the first N rows")
@@ -120,7 +135,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--dead-letters",
         metavar="PATH",
         help="write rows that a model fails on, and lines that can't be read, to this table, with the reason "
-        "(default: the run fails)",
+        "(default: the run fails; if each file of IN is a row: OUT-dead-letters)",
     )
     parser.add_argument(
         "--resume",
@@ -151,10 +166,14 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _given(parsed: argparse.Namespace, option: str) -> list[str]:
+    return getattr(parsed, option.replace("-", "_"))
+
+
 def _run(parsed: argparse.Namespace, rest: list[str]) -> int:
     if not parsed.vector_store and (parsed.collection or parsed.id):
         raise OptionError("found --collection or --id without a vector store", fix="add --vector-store WHERE")
-    requests = [parse_request(option, text) for option in DEFAULT_SUFFIXES for text in getattr(parsed, option)]
+    requests = [parse_request(option, text) for option in DEFAULT_SUFFIXES for text in _given(parsed, option)]
     requests += prompt_requests(parsed)
     # The run is named after the first word, and workers look there for --debug.
     sys.argv = [RunName.of_enrich(parsed.out), *rest]

@@ -22,6 +22,8 @@ from luminosity.cli.enrich.columns import ColumnRequest, check_requests, no_colu
 from luminosity.cli.enrich.resume import Command, ResumableRun, checkpointed, find_run, places, rows_of
 from luminosity.cli.enrich.shown import Report, RowProgress, print_report
 from luminosity.errors import OptionError, RunFailed
+from luminosity.io.lakes.by_name import is_name, place_of
+from luminosity.io.reading.file_rows import BYTES, FILE_COLUMNS
 from luminosity.io.reading.readers import RowCount
 from luminosity.io.reading.text_lines import LETTERS
 from luminosity.io.stores.kinds import kind_of
@@ -58,12 +60,16 @@ class Job:
         columns = [name.strip() for name in (parsed.columns or "").split(",") if name.strip()] or None
         [csv] = csv_arguments(parsed, parsed.table)
         reading = ReadTable(parsed.table, columns, **csv)
+        if reading.has_files:
+            if columns is None and any(BYTES in each.inputs for each in requests):
+                reading = ReadTable(parsed.table, FILE_COLUMNS.names, **csv)
+            parsed.dead_letters = parsed.dead_letters or _letters_beside(parsed.out)
         tell_doubts("enrich", reading)
         if parsed.dead_letters and reading.has_lines:
             reading.with_exception_handling()
         existing = list(reading.schema.names)
         check_requests(requests, existing)
-        models = Enrich(**{each.name: each.column() for each in requests})
+        models = Enrich(**{each.name: each.column(parsed.nulls) for each in requests})
         models.check(reading.schema)
         if parsed.dead_letters:
             _check_apart(parsed.dead_letters, parsed.out)
@@ -192,9 +198,24 @@ def _progress(job: Job, options: PipelineOptions) -> RowProgress | None:
     return shown
 
 
+def _letters_beside(out: str) -> str:
+    """Return where dead letters go if files are rows: of thousands of files, some are damaged.
+
+    >>> _letters_beside("out/"), _letters_beside("gs://bucket/v1.0/out.parquet")
+    ('out-dead-letters', 'gs://bucket/v1.0/out-dead-letters.parquet')
+    >>> _letters_beside("iceberg:main.shop.photos"), _letters_beside("delta:out/photos.v1")
+    ('iceberg:main.shop.photos_dead_letters', 'delta:out/photos.v1-dead-letters')
+    """
+    if is_name(out):
+        return f"{out}_dead_letters" if out.startswith("iceberg:") else f"{out.rstrip('/')}-dead-letters"
+    folder, name = os.path.split(out.rstrip("/"))
+    stem, dot, suffixes = name.partition(".")
+    return os.path.join(folder, f"{stem}-dead-letters{dot}{suffixes}")
+
+
 def _check_apart(dead_letters: str, out: str) -> None:
     """Refuse dead letters in the folder of OUT, or OUT in theirs: the next run could not replace either of them."""
-    inner, outer = (os.path.abspath(path) for path in (dead_letters, out))
+    inner, outer = (os.path.abspath(place_of(path)) for path in (dead_letters, out))
     if inner == outer:
         raise OptionError(f"--dead-letters {dead_letters}: found OUT, expected another table")
     is_one_system = FileSystems.get_scheme(dead_letters) == FileSystems.get_scheme(out)

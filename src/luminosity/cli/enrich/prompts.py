@@ -15,7 +15,7 @@ from luminosity.cli.enrich.columns import ColumnRequest
 from luminosity.errors import InvalidArgument, InvalidType, OptionError
 
 if TYPE_CHECKING:
-    from luminosity.inference.enrich.column import Column
+    from luminosity.inference.enrich.column import Column, Nulls
 
 __all__ = ["PromptRequest", "add_prompt_options", "prompt_requests"]
 
@@ -84,11 +84,11 @@ class PromptRequest(ColumnRequest):
         """The Arrow type of the column."""
         return self._prompt.output_type
 
-    def column(self) -> Column:
+    def column(self, nulls: Nulls = "fail") -> Column:
         """Return the column for ``Enrich``; the model is not loaded."""
         from luminosity import Column
 
-        return Column(self._prompt, {each: each for each in self.inputs})
+        return Column(self._prompt, {each: each for each in self.inputs}, nulls=nulls)
 
     @cached_property
     def _prompt(self) -> Any:

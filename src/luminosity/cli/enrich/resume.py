@@ -30,6 +30,7 @@ from luminosity.engine.durable.inspection import saved_counters
 from luminosity.engine.durable.store import CheckpointFolder
 from luminosity.errors import CheckpointError, CheckpointFailed, LuminosityError, SpillFailed
 from luminosity.io.folders import why_not_writable
+from luminosity.io.lakes.by_name import place_of
 from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.readers import RowCount
 from luminosity.runs.run_ids import is_at_work
@@ -187,8 +188,9 @@ def places(out: str, spill_dir: str | None) -> list[str]:
     if that is not possible. In ``--spill_dir`` if it is given, which has room for data.
     """
     found = [os.path.abspath(os.path.expanduser(spill_dir))] if spill_dir else []
-    beside = os.path.dirname(os.path.abspath(out))
-    if FileSystems.get_scheme(out) is None and why_not_writable(beside) is None:
+    place = place_of(out)
+    beside = os.path.dirname(os.path.abspath(place))
+    if FileSystems.get_scheme(place) is None and why_not_writable(beside) is None:
         found.append(beside)
     with contextlib.suppress(RuntimeError):  # the user has no home folder
         found.append(str(Path.home() / ".luminosity" / "enrich"))

@@ -12,8 +12,8 @@ from luminosity._shared.text import did_you_mean, list_some
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import describe
-from luminosity.io.kafka.outage import OutageLog
 from luminosity.io.kafka.record import Partition
+from luminosity.io.outage import OutageLog
 
 __all__ = ["BrokerQueries", "ErrorLog", "Position", "name_partitions", "partitions_of"]
 
@@ -97,7 +97,7 @@ class BrokerQueries:
         self._errors = errors
         self._servers = servers
         self._patience_s = patience_s
-        self._outage = OutageLog(servers, "reading")
+        self._outage = OutageLog(f"the brokers at {servers}", "reading")
         self._missing_since: dict[Partition, float] = {}
         self._has_answered = False
         self._kafka = require("confluent_kafka", "kafka")

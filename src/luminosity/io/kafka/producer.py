@@ -11,8 +11,8 @@ from luminosity._shared.text import shorten_repr
 from luminosity.errors import KafkaError
 from luminosity.extras import require
 from luminosity.io.kafka.client import KafkaClient, describe
-from luminosity.io.kafka.outage import OutageLog
 from luminosity.io.kafka.outgoing import Outgoing
+from luminosity.io.outage import OutageLog
 
 __all__ = ["DEFAULTS", "MESSAGE_MAX_BYTES", "OWN_SETTINGS", "REFUSED", "BundleProducer", "DeliveryFailure"]
 
@@ -101,7 +101,7 @@ class BundleProducer:
         self._timeout_s = delivery_timeout_s
         self._kafka: Any = None
         self._producer: Any = None
-        self._outage = OutageLog(client.servers, "writing")
+        self._outage = OutageLog(f"the brokers at {client.servers}", "writing")
         self._topic = ""
         self._sent = 0
         self._has_number = True  # whether the first delivery need not wait for the number of an idempotent producer

@@ -60,10 +60,17 @@ class CommitStep:
     """A worker with the step, until its context ends. ``states`` is what the runner has for it."""
 
     def __init__(
-        self, servers: str, states: States | None = None, *, run: str = "run", shards: int = 2, timeout_s: float = 10
+        self,
+        servers: str,
+        states: States | None = None,
+        *,
+        run: str = "run",
+        shards: int = 2,
+        timeout_s: float = 10,
+        name: str = "sink",
     ) -> None:
         client = KafkaClient(servers, {"linger.ms": 0, "retry.backoff.ms": 10})
-        how = ExactlyOnce(client, "t", "sink", shards, timeout_s)
+        how = ExactlyOnce(client, "t", name, shards, timeout_s)
         how.run = run
         self.states = states or States()
         self.step = CommitDoFn(how)

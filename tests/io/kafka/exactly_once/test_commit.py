@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator
@@ -157,6 +158,32 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused(kafka: Transaction
         with pytest.raises(KafkaError, match=r"found batches 2 to 2 of 'sink-0' in Kafka.*does not know"):
             second.begin(batch(2, "x", start="start--3"))
     assert values(kafka) == ["a", "b", "c"]
+
+
+def test_a_checkpoint_from_before_many_starts_is_refused_as_well(kafka: TransactionalKafka) -> None:
+    states = older = States()
+    with CommitStep(kafka.bootstrap_servers, states) as first:
+        for number in range(25):  # Kafka remembers who made the last 20 of them.
+            first.bundle(batch(number, str(number), start=f"start-{number:02}"))
+            older = older if number else copy.deepcopy(states)
+    with CommitStep(kafka.bootstrap_servers, older) as second:
+        with pytest.raises(KafkaError, match=r"found batches 1 to 24 of 'sink-0' in Kafka.*does not know") as caught:
+            second.begin(batch(1, "x", start="start-99"))
+        assert "continue with another name as exactly_once=" in str(caught.value)
+    assert values(kafka) == [str(number) for number in range(25)]
+
+
+def test_a_checkpoint_that_is_older_than_the_topic_continues_with_another_name(kafka: TransactionalKafka) -> None:
+    states = States()
+    with CommitStep(kafka.bootstrap_servers, states) as first:
+        first.bundle(batch(0, "a"))
+        older = copy.deepcopy(states)
+        first.bundle(batch(1, "b"))
+    with CommitStep(kafka.bootstrap_servers, older, name="sink-2") as second:
+        # The savepoint has batch 1 as well, which waits since then.
+        assert second.bundle(batch(1, "b", at=time.time() - _DAY_S - 1)) == 1
+        assert second.bundle(batch(2, "c")) == 1
+    assert values(kafka) == ["a", "b", "b", "c"]
 
 
 def test_a_group_that_brokers_have_forgotten(kafka: TransactionalKafka) -> None:

@@ -72,16 +72,18 @@ class CommitDoFn(beam.DoFn):
         shard, batch = element
         self._first = self._first or windowed
         stored = next_number.read()
-        expected, worker, waiting = marshal.loads(stored) if stored else (0, "", 0)
+        # The name came later: a checkpoint of a release before has none.
+        expected, worker, waiting, *named = marshal.loads(stored) if stored else (0, "", 0, self._how.name)
         number = Batch.number_of(batch)
         if number < expected:
             return  # This run has committed it.
         if number > expected:
             early.add(batch)
-            next_number.write(marshal.dumps((expected, worker, waiting + 1)))
+            next_number.write(marshal.dumps((expected, worker, waiting + 1, *named)))
             return
         if worker != self._worker:
             self._close(shard)
+        self._has_other_name = named not in ([], [self._how.name])
         self._write(shard, batch)
         expected += 1
         if waiting:
@@ -93,7 +95,7 @@ class CommitDoFn(beam.DoFn):
             for each in kept.values():
                 early.add(each)
             waiting = len(kept)
-        next_number.write(marshal.dumps((expected, self._worker, waiting)))
+        next_number.write(marshal.dumps((expected, self._worker, waiting, self._how.name)))
 
     def finish_bundle(self) -> Iterator[Any]:  # type: ignore[override]  # Beam declares None, and accepts these.
         """Commit the transactions, then emit how many records Kafka has."""
@@ -141,14 +143,14 @@ class CommitDoFn(beam.DoFn):
             producer.begin_at(batch.number)
         progress = producer.progress
         if batch.number < progress.next:
-            if progress.maker_of(batch.number) not in (None, batch.start):
+            if progress.maker_of(batch.number) != batch.start:
                 raise self._rolled_back(shard, batch.number, progress.next)
             self._skipped[shard] = self._skipped.get(shard, 0) + len(batch.records)
         elif batch.number > progress.next:
             raise KafkaError(
                 f"found the number {progress.next} in the group {self._id(shard)!r}, expected {batch.number}: Kafka "
                 "has lost what this run has committed",
-                fix=Fix("find out whether records are lost; then run with another name and another checkpoint folder"),
+                fix=Fix("find out whether records are lost; then continue with another name as exactly_once="),
             )
         else:
             try:
@@ -162,20 +164,23 @@ class CommitDoFn(beam.DoFn):
 
     def _check_first(self, shard: int, batch: Batch) -> None:
         """Raise if Kafka may have forgotten this batch. It knows nothing of its shard."""
+        if self._has_other_name:
+            return  # So it never knew.
         if batch.number and time.time() - batch.numbered_ms / 1000 > _KEPT_S:
             raise KafkaError(
                 f"found nothing in the group {self._id(shard)!r}, expected the number of its next batch: brokers have "
                 f"forgotten it, and batch {batch.number} waits for more than {_KEPT_S / 3600:.0f} hours, so the topic "
                 "may have it",
-                fix=Fix("look into the topic; then run with another name and another checkpoint folder"),
+                fix=Fix("look into the topic; then continue with another name as exactly_once="),
             )
 
     def _rolled_back(self, shard: int, number: int, end: int) -> KafkaError:
         return KafkaError(
             f"found batches {number} to {end - 1} of {self._id(shard)!r} in Kafka, which this checkpoint does not "
-            "know: it is older than the topic, as after a power loss or from a copy",
+            "know: it is older than the topic, as a savepoint, a copy that was late, or after a power loss",
             fix=Fix(
-                "run with another name and another checkpoint folder; records that the topic has since then come again"
+                "continue with another name as exactly_once=: records that the topic has got since then come again, "
+                "all others once; or write to another topic, with another name"
             ),
         )
 

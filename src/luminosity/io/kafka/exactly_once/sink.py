@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from typing import Any
@@ -18,6 +19,8 @@ from luminosity.io.kafka.exactly_once.transactions import (
 from luminosity.runs.run_ids import run_identity
 
 __all__ = ["ExactlyOnce"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")  # what Kafka takes as a name, with room for the number of a shard
 _MOST_SHARDS = 100  # each is a connection of its own, and a transaction for each bundle that has records of it
@@ -75,10 +78,18 @@ class ExactlyOnce:
         if not getattr(pipeline.runner, "runs_on_this_machine", False):
             return
         check_transactions(self.client, self.name, self.topic, self.delivery_timeout_s, _CHECK_S)
+        knows = False
         for shard in range(self.shards):
             saved, _ = saved_progress(self.client, shard_id(self.name, shard), self.topic, _CHECK_S)
             if saved is not None and saved.run != self.run:
                 raise foreign(self.name, saved.run)
+            knows = knows or saved is not None
+        if identity.is_resumed and not knows:
+            _LOGGER.warning(
+                "Kafka has no records of exactly_once=%r, though the run continues from a checkpoint: what was written "
+                "since then with another name, or so long ago that brokers have forgotten it, comes again",
+                self.name,
+            )
 
     def open(self, shard: int) -> ShardProducer:
         """Open the producer of a shard, which fences all others."""
