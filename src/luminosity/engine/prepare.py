@@ -23,6 +23,7 @@ from luminosity.core import MODELS, READS, WRITES
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
+from luminosity.engine.plan.partitions import with_groupers
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.fitting import give_devices, warn_of_unused, with_chosen_hints, with_uniform_hints
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "effects_of", "prepare", "worker_environment"]
 
 _LOGGER = logging.getLogger(__name__)
+_GROUPING_PART = 4  # all slots of a pool together may take 1/4 of the memory budget to group in
+_LEAST_GROUPING = 1 << 20  # bytes: with less, a grouping writes many small files
 _FILE_PATTERN = "file_pattern"  # the key with which Beam's sources and sinks show their files
 _SINK = "Sink"  # how the names of classes of Beam's sinks end
 _SHARD = re.compile(r"%\(\w+\)\d*d")  # the number of a shard in the pattern of a sink
@@ -183,12 +186,30 @@ def _prepare(
         else:
             assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, make_pools)
         warn_of_unused(machine, assignments.values())
+        graph, assignments = _with_groupers(graph, assignments, config)
     if config.checkpoint_dir is not None and graph.test_streams:
         names = ", ".join(repr(stream.name) for stream in graph.test_streams)
         raise OptionError(
             f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
         )
     return Prepared(graph, assignments, config, machine, connection)
+
+
+def _with_groupers(
+    graph: Graph, assignments: dict[str, Assignment], config: EngineConfig
+) -> tuple[Graph, dict[str, Assignment]]:
+    """Let workers group large input, where they share this machine and nothing of the run is kept in a checkpoint."""
+    if config.ray_address is not None or config.checkpoint_dir is not None or graph.test_streams:
+        return graph, assignments
+    pools = {
+        stage_id: assignment.pool
+        for stage_id, assignment in assignments.items()
+        if not assignment.pool.device_groups and assignment.pool.python is None
+    }
+    slots = {stage_id: pool.workers * pool.slots for stage_id, pool in pools.items()}
+    memory = {key: max(_LEAST_GROUPING, config.memory_budget // (_GROUPING_PART * n)) for key, n in slots.items()}
+    graph, places = with_groupers(graph, slots, memory)
+    return graph, assignments | {grouper: assignments[stage] for grouper, stage in places.items()}
 
 
 def _pythons(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConfig) -> dict[str, PythonEnvironment]:

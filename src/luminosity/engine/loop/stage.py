@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -122,6 +123,8 @@ class StageRun(StageInput):
         """Take input or due timers from shards that have the same worker, or from one shard alone in batch."""
         if self.is_source:
             return self._take_restriction(worker)
+        if self.plan.partitions:
+            return self._take_partition(worker)
         if not self.plan.is_stateful:
             bundle = self._bundle_of(self.shards, now, wall_micros, most_elements)
             return (bundle, worker) if bundle is not None else None
@@ -160,6 +163,13 @@ class StageRun(StageInput):
             self.shards[0].prepend(read_id, [rest])
             taken = {read_id: [block]}
         return Bundle(self, (self.shards[0],), taken), workers.get(block.home, worker)
+
+    def _take_partition(self, worker: Worker) -> tuple[Bundle, Worker] | None:
+        """Take all of the largest partition, which takes longest: the small ones end together."""
+        shard = max((s for s in self.shards if s.is_free() and s.count), key=lambda s: s.bytes, default=None)
+        if shard is None:
+            return None
+        return Bundle(self, (shard,), shard.take(self._codecs, shard.count, sys.maxsize)), worker
 
     def _bundle_of(self, shards: list[Shard], now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Take due timers of these shards if the first has some, or else input. Returns None if the first has neither.
