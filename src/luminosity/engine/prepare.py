@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Prepared", "effects_of", "prepare", "worker_environment"]
 
 _LOGGER = logging.getLogger(__name__)
-_GROUPING_PART = 4  # all slots of a pool together may take 1/4 of the memory budget to group in
-_LEAST_GROUPING = 1 << 20  # bytes: with less, a grouping writes many small files
 _FILE_PATTERN = "file_pattern"  # the key with which Beam's sources and sinks show their files
 _SINK = "Sink"  # how the names of classes of Beam's sinks end
 _SHARD = re.compile(r"%\(\w+\)\d*d")  # the number of a shard in the pattern of a sink
@@ -207,8 +205,7 @@ def _with_groupers(
         if not assignment.pool.device_groups and assignment.pool.python is None
     }
     slots = {stage_id: pool.workers * pool.slots for stage_id, pool in pools.items()}
-    memory = {key: max(_LEAST_GROUPING, config.memory_budget // (_GROUPING_PART * n)) for key, n in slots.items()}
-    graph, places = with_groupers(graph, slots, memory)
+    graph, places = with_groupers(graph, slots)
     return graph, assignments | {grouper: assignments[stage] for grouper, stage in places.items()}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from functools import partial
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2

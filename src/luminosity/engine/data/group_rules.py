@@ -48,6 +48,7 @@ class Group:
 class Rule(Protocol):
     """How elements become ids and values of the table, and entries of the table become groups."""
 
+    is_simple: bool  # whether each id is one group
     earliest: int  # timestamp that a group may have
     combine_times: Callable[[int, int], int]
 
@@ -57,6 +58,13 @@ class Rule(Protocol):
 
     def groups(self, entry: Entry) -> Iterable[Group]:
         """Return the groups of an entry of the table."""
+        ...
+
+    def start(self, group_id: bytes, time: int) -> bytes:
+        """Return what the group of an id begins with, its header and key, if the rule is simple.
+
+        ``time`` is the one that the table has combined.
+        """
         ...
 
 
@@ -71,6 +79,8 @@ def rule_of(written: ElementCodec, read: ElementCodec, windowing: Windowing) -> 
 
 class _GlobalRule:
     """The global window with the default trigger: it fires once. An id is a key."""
+
+    is_simple = True
 
     _PANE = PaneInfo(is_first=True, is_last=True, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
 
@@ -87,10 +97,14 @@ class _GlobalRule:
     def groups(self, entry: Entry) -> Iterable[Group]:
         return (Group(self._header + entry.id, entry.count, entry.chunks, self.earliest),)
 
+    def start(self, group_id: bytes, time: int) -> bytes:
+        return self._header + group_id
+
 
 class _WindowRule:
     """Windows that do not merge and fire once, when they end. An id is a key, a window and the window's length."""
 
+    is_simple = True
     _PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.ON_TIME, index=0, nonspeculative_index=0)
     _LENGTH = struct.Struct("<I")
 
@@ -131,12 +145,19 @@ class _WindowRule:
         return suffix
 
     def groups(self, entry: Entry) -> Iterable[Group]:
-        end = len(entry.id) - self._LENGTH.size
-        (window_bytes,) = self._LENGTH.unpack_from(entry.id, end)
-        window: BoundedWindow = self._written.decode_window(entry.id[end - window_bytes : end])
-        time = Timestamp(micros=entry.time) if self._keeps_times else window.max_timestamp()
+        start, time = self._start(entry.id, entry.time)
+        return (Group(start, entry.count, entry.chunks, _encoded_micros(time)),)
+
+    def start(self, group_id: bytes, time: int) -> bytes:
+        return self._start(group_id, time)[0]
+
+    def _start(self, group_id: bytes, micros: int) -> tuple[bytes, Timestamp]:
+        end = len(group_id) - self._LENGTH.size
+        (window_bytes,) = self._LENGTH.unpack_from(group_id, end)
+        window: BoundedWindow = self._written.decode_window(group_id[end - window_bytes : end])
+        time = Timestamp(micros=micros) if self._keeps_times else window.max_timestamp()
         header = self._read.encode_header(WindowedValue(None, time, (window,), self._PANE))
-        return (Group(header + entry.id[: end - window_bytes], entry.count, entry.chunks, _encoded_micros(time)),)
+        return header + group_id[: end - window_bytes], time
 
 
 class _StoppedClock:
@@ -151,6 +172,8 @@ class _TriggerRule:
 
     The machine needs all values of a key at once, so the values of one key must fit in memory.
     """
+
+    is_simple = False
 
     def __init__(self, written: ElementCodec, read: ElementCodec, windowing: Windowing) -> None:
         self._written = written
@@ -168,6 +191,9 @@ class _TriggerRule:
             self.earliest = min(self.earliest, _encoded_micros(header.timestamp))
             header_bytes = len(element.encoded) - len(element.key) - len(element.value)
             yield element.key, element.encoded[:header_bytes] + element.value
+
+    def start(self, group_id: bytes, time: int) -> bytes:
+        raise AssertionError("one id may be several groups")
 
     def groups(self, entry: Entry) -> Iterable[Group]:
         data = b"".join(entry.read())

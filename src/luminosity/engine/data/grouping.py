@@ -22,7 +22,7 @@ from luminosity.engine.spill.table import LARGE_BYTES, GroupTable
 
 __all__ = ["Grouping"]
 
-_SMALL_BYTES = 32 << 20  # of a table: the runner groups them in less time than workers take to share them out
+_SMALL_BYTES = 16 << 20  # of a table: the runner groups them in less time than workers take to share them out
 _SMALL_PART = 16  # of the memory budget: what is grouped here is kept until it is known to be small
 _PROGRESS_KEY, _BLOCKS_KEY = b"p", b"b"  # of rows in a checkpoint: the output so far; references to the input
 

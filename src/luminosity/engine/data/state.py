@@ -17,8 +17,8 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.wire import StateKeys
-from luminosity.engine.spill.diskmap import Cell, Cells
 from luminosity.engine.spill import group_files
+from luminosity.engine.spill.diskmap import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
 from luminosity.errors import UnsupportedPipeline
@@ -154,7 +154,8 @@ class StateStore:
         chunks = self._groups.pop(token)
         self._ledger.free(_in_memory(chunks))
         for file in _files(chunks):
-            if file.release():
+            file.release()
+            if file.is_released:
                 self._adopted.pop(file.path, None)
 
     @property

@@ -171,8 +171,7 @@ class Scheduler:
             return
         now, micros = self._monotonic(), self._micros()
         if any(worker.bundles for worker in self._staff.workers.values()) or any(
-            stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now)
-            for stage in self._all_stages
+            stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now) for stage in self._all_stages
         ):
             return
         played = test_streams.play()

@@ -24,6 +24,7 @@ __all__ = ["StageRun"]
 _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
+_JOINED_BYTES = 4 << 20  # of small partitions that are grouped together: some ten milliseconds of work
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _ONE_BATCH = 4  # elements for a model: one batch takes less than one more copy of the model takes to load
 _OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
@@ -165,11 +166,22 @@ class StageRun(StageInput):
         return Bundle(self, (self.shards[0],), taken), workers.get(block.home, worker)
 
     def _take_partition(self, worker: Worker) -> tuple[Bundle, Worker] | None:
-        """Take all of the largest partition, which takes longest: the small ones end together."""
-        shard = max((s for s in self.shards if s.is_free() and s.count), key=lambda s: s.bytes, default=None)
-        if shard is None:
-            return None
-        return Bundle(self, (shard,), shard.take(self._codecs, shard.count, sys.maxsize)), worker
+        """Take all of the largest partition, which takes longest: small ones end together. Several may share a bundle.
+
+        Shards of a grouper are its partitions.
+        """
+        waiting = sorted((s for s in self.shards if s.is_free() and s.count), key=lambda s: s.bytes, reverse=True)
+        inputs: dict[str, list[Block]] = {}
+        members: list[Shard] = []
+        size = 0
+        for shard in waiting:
+            if members and size + shard.bytes > _JOINED_BYTES:
+                break
+            size += shard.bytes
+            members.append(shard)
+            for read_id, blocks in shard.take(self._codecs, shard.count, sys.maxsize).items():
+                inputs.setdefault(read_id, []).extend(blocks)
+        return (Bundle(self, tuple(members), inputs), worker) if members else None
 
     def _bundle_of(self, shards: list[Shard], now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Take due timers of these shards if the first has some, or else input. Returns None if the first has neither.

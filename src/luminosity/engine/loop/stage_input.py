@@ -93,7 +93,9 @@ class StageInput:
         reads = [read.transform_id for read in self.plan.reads]
         if not self.plan.is_stateful and not self.plan.partitions:
             return [Shard(reads, is_exclusive=False)]
-        count = self.plan.partitions or max(_LEAST_SHARDS, _SHARDS_PER_SLOT * self.pool_plan.workers * self.pool_plan.slots)
+        count = self.plan.partitions or max(
+            _LEAST_SHARDS, _SHARDS_PER_SLOT * self.pool_plan.workers * self.pool_plan.slots
+        )
         return [Shard(reads, is_exclusive=True, index=index) for index in range(count)]
 
     def _window_expiry(self, codecs: Codecs) -> WindowExpiry | None:

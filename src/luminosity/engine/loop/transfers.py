@@ -65,8 +65,9 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         tokens = {shard.index: shard.state_token(worker, now) for shard in bundle.shards}
         token = request.process_bundle.cache_tokens.add(token=wire.pack_tokens(shards.total, tokens, stage.expired_ms))
         token.user_state.SetInParent()
-    attempt.memory = stage.plan.grouping_bytes
-    parts.blocks.ledger.hold(attempt.memory)
+    if stage.plan.memory_part:
+        attempt.memory = parts.blocks.ledger.limit // stage.plan.memory_part
+        parts.blocks.ledger.hold(attempt.memory)
     worker.instruct(request)
     assert worker.connection is not None
     bundle.pin()

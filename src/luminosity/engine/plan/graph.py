@@ -56,7 +56,9 @@ class Buffer:
     step: str = ""  # the name of the GroupByKey (GROUP)
     is_stable: bool = False  # whether it is a Reshuffle: its readers get the same elements again after a restart
     is_patient: bool = False  # whether it waits for the next regular checkpoint, if it is stable
-    partitions: int = 0  # into which workers split and group its input once it is large; 0: the runner groups it (GROUP)
+    partitions: int = (
+        0  # into which workers split and group its input once it is large; 0: the runner groups it (GROUP)
+    )
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Stage:
     is_source: bool = False  # a splittable step makes an endless output of bounded input, and may wait for each element
     has_endless_input: bool = False  # whether its input, or the output of its splittable step, may never end
     partitions: int = 0  # of a grouping: it groups each as one bundle, once the input is complete; 0: it has steps
-    grouping_bytes: int = 0  # of memory in which such a bundle groups; beyond it, it writes to disk
+    memory_part: int = 0  # the part of the memory budget, 1/this, in which such a bundle groups before it writes to disk
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ __all__ = ["GROUP_ANNOTATION", "GROUP_URN", "grouped_id", "partition_id", "with_
 GROUP_URN = "luminosity:transform:group:v1"  # of the transform that groups a partition and writes the groups
 GROUP_ANNOTATION = "luminosity:group"  # of that transform: the coders, the windowing and the memory, as JSON
 _LEAST_PARTITIONS = 32  # few enough for blocks of some size; most partitions of some GB fit into a worker's memory
+_MEMORY_PART = 4  # all slots of a pool together may take 1/4 of the memory budget to group in
 _PER_SLOT = 4  # partitions, so that slots end together although partitions differ in size
 
 
@@ -33,12 +34,11 @@ def grouped_id(buffer: Buffer) -> bytes:
     return b"grouped:" + buffer.id
 
 
-def with_groupers(graph: Graph, slots: Mapping[str, int], memory: Mapping[str, int]) -> tuple[Graph, dict[str, str]]:
+def with_groupers(graph: Graph, slots: Mapping[str, int]) -> tuple[Graph, dict[str, str]]:
     """Return the plan with a grouper for each grouping that can be split, and the stage whose pool each grouper shares.
 
-    ``slots`` are those of the pools of CPU stages, by stage id, and ``memory`` the bytes that a grouping may take in a
-    worker of them. All other groupings stay in the runner: those of unbounded input or without a stage on the CPU, and
-    those that are side inputs, which the runner serves.
+    ``slots`` are those of the pools of CPU stages, by stage id. All other groupings stay in the runner: those of
+    unbounded input or without a stage on the CPU, and those that are side inputs, which the runner serves.
     """
     as_side_inputs = {side_input.buffer_id for stage in graph.stages for side_input in stage.side_inputs}
     buffers = dict(graph.buffers)
@@ -54,20 +54,20 @@ def with_groupers(graph: Graph, slots: Mapping[str, int], memory: Mapping[str, i
             continue
         partitions = max(_LEAST_PARTITIONS, _PER_SLOT * slots[stage.id])
         buffers[buffer.id] = replace(buffer, partitions=partitions)
-        grouper = _grouper(f"g{len(groupers)}", buffer, partitions, stage, memory[stage.id], graph)
+        grouper = _grouper(f"g{len(groupers)}", buffer, partitions, stage, slots[stage.id], graph)
         places[grouper.id] = stage.id
         groupers.append(grouper)
     return replace(graph, buffers=buffers, groupers=tuple(groupers)), places
 
 
-def _grouper(number: str, buffer: Buffer, partitions: int, beside: Stage, memory: int, graph: Graph) -> Stage:
+def _grouper(number: str, buffer: Buffer, partitions: int, beside: Stage, slots: int, graph: Graph) -> Stage:
     read, write = f"{buffer.step}/Partition", f"{buffer.step}/Grouped"
     annotation = {
         "written": buffer.coder_id,
         "read": buffer.output_coder_id,
         "pcollection": buffer.pcollection_id,
         "safe_coders": graph.safe_coders,
-        "memory": memory,
+        "memory_part": _MEMORY_PART * slots,
     }
     transforms = (
         beam_runner_api_pb2.PTransform(
@@ -101,5 +101,5 @@ def _grouper(number: str, buffer: Buffer, partitions: int, beside: Stage, memory
         transforms=transforms,
         residual_reads={},
         partitions=partitions,
-        grouping_bytes=memory,
+        memory_part=_MEMORY_PART * slots,
     )

@@ -21,10 +21,9 @@ from apache_beam.utils.timestamp import Timestamp
 from luminosity.engine.data import wire
 from luminosity.engine.simulated.lean_beam import FUTURES, NO_SHORT_IDS, Processor, Sampler, dofn_specs
 from luminosity.engine.simulated.simulation import TaskLocal
-from luminosity.engine.spill.files import SpillFile
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES
 from luminosity.engine.workers.in_process import data_message, timers_message
-from luminosity.engine.workers.sdk.channel import BlockStream, RepeatedTimer, TimerStream
+from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter, RepeatedTimer, TimerStream
 from luminosity.engine.workers.sdk.group_output import GroupOutput, register
 from luminosity.engine.workers.sdk.large_elements import BlockOutput
 from luminosity.engine.workers.sdk.user_state import AddingState, BatchingStateHandler, CachingHandler, estimate_size
@@ -43,6 +42,7 @@ class BundleInput(Protocol):
     elements: _Elements
     most_in_block: int  # elements of an output block
     state: CachingHandler
+    writer: BlockWriter
 
     def send(self, elements: _Elements) -> None:
         """Send output."""
@@ -50,10 +50,6 @@ class BundleInput(Protocol):
 
     def pack(self, count: int, *parts: Any, for_long: bool = False) -> bytes:
         """Return the message for an output block."""
-        ...
-
-    def new_file(self) -> SpillFile:
-        """Return a new file of the worker."""
         ...
 
     def next_element(self) -> None:
@@ -125,7 +121,7 @@ class _Channel(data_plane.DataChannel):
 
         stream = _Blocks(send_block, lambda: send(b"", True), bundle.most_in_block)
         stream.splits = instruction_id.endswith(wire.SPLIT_SUFFIX)
-        stream.new_file = bundle.new_file
+        stream.writer = bundle.writer
         return stream
 
     def output_timer_stream(self, instruction_id: str, transform_id: str, timer_family_id: str) -> TimerStream:

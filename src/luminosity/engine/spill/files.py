@@ -219,8 +219,13 @@ class SpillFile:
         """Leave the file where it is after the last reference: another process takes it over."""
         self._is_kept = True
 
-    def release(self) -> bool:
-        """Drop a reference. The last one closes and removes the file. Returns whether it was the last."""
+    @property
+    def is_released(self) -> bool:
+        """Whether the last reference was dropped."""
+        return self._references == 0
+
+    def release(self) -> None:
+        """Drop a reference. The last one closes and removes the file."""
         with self._lock:
             self._references -= 1
             is_last = self._references == 0
@@ -228,7 +233,6 @@ class SpillFile:
             os.close(self._descriptor)
             if not self._is_kept:
                 os.unlink(self.path)
-        return is_last
 
 
 def pieces(values: Iterable[bytes]) -> Iterator[bytes]:

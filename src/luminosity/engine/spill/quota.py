@@ -70,6 +70,11 @@ class WriterQuota:
         self._word = _FIRST_WRITER + writer
         self._lock = threading.Lock()  # several bundles may run in a worker
 
+    @property
+    def limit(self) -> int:
+        """The memory budget in bytes."""
+        return self._quota.limit
+
     def reserve(self, size: int, part: float = 1.0) -> bool:
         """Count ``size`` bytes as written if ``part`` of the budget has room for them. Returns whether it had."""
         with self._lock:

@@ -238,6 +238,20 @@ class GroupTable:
             yield self._on_disk(entry) if entry.size > LARGE_BYTES else entry
         self.release()
 
+    def take_values(self) -> Iterator[tuple[bytes, int, list[bytes]]] | None:
+        """Remove all groups, and yield the id, the time and the values of each. None if some were spilled.
+
+        Quicker than :meth:`take` if groups are small. The table must not be spilled until all are taken.
+        """
+        return None if self._runs else self._popped_values()
+
+    def _popped_values(self) -> Iterator[tuple[bytes, int, list[bytes]]]:
+        times, values = self._times, self._values
+        while values:
+            group_id, group = values.popitem()
+            yield group_id, times.pop(group_id, 0) if times else 0, group
+        self.release()
+
     def _on_disk(self, entry: Entry) -> Entry:
         """Write the chunks of a large group that are in memory to disk, since there may be many small ones."""
         if sum(chunk.size for chunk in entry.chunks if isinstance(chunk, MemoryChunk)) <= LARGE_BYTES:

@@ -24,6 +24,7 @@ __all__ = [
     "BlockWriter",
     "RepeatedTimer",
     "Room",
+    "Spilling",
     "TimerStream",
 ]
 
@@ -41,12 +42,30 @@ Part: TypeAlias = bytes | memoryview
 class Room(Protocol):
     """Says whether there is memory for a block, such as :class:`.WriterQuota`."""
 
+    @property
+    def limit(self) -> int:
+        """The memory budget in bytes."""
+        ...
+
     def reserve(self, size: int, part: float = 1.0) -> bool:
         """Count ``size`` bytes as written if ``part`` of the budget has room for them. Returns whether it had."""
         ...
 
     def give_back(self, size: int) -> None:
         """Undo a reservation of ``size`` bytes that were not written."""
+        ...
+
+
+class Spilling(Protocol):
+    """What a bundle that groups needs of its worker, such as :class:`BlockWriter`."""
+
+    @property
+    def memory_budget(self) -> int:
+        """The memory budget of the run in bytes."""
+        ...
+
+    def new_file(self) -> files.SpillFile:
+        """Return a new file in the spill folder, which is removed if this process ends."""
         ...
 
 
@@ -62,6 +81,11 @@ class BlockWriter:
         self._quota = quota
         self._worker_id = worker_id
         self._numbers = itertools.count(1)  # thread-safe
+
+    @property
+    def memory_budget(self) -> int:
+        """The memory budget of the run in bytes."""
+        return self._quota.limit
 
     def new_file(self) -> files.SpillFile:
         """Return a new file in the spill folder, which is removed if this process ends."""
@@ -118,7 +142,7 @@ class BlockStream(data_plane.ClosableOutputStream):
         """``send`` gets the number of elements of a block, and its parts; and what wraps its message, if need be."""
         super().__init__()
         self.splits = False  # whether the bundle's output for groupings is split by key
-        self.new_file: Callable[[], files.SpillFile] | None = None  # for groups that are too large for a block
+        self.writer: Spilling | None = None  # for a bundle that groups more than fits into memory
         self._block_bytes = block_bytes
         self._is_eager = is_eager
         self._send = send
@@ -268,7 +292,6 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""
 
-
         def send(count: int, *parts: Part, wrap: Callable[[bytes], bytes] | None = None) -> None:
             message = self.writer.message(count, *parts, for_long=wrap is not None)
             self.send_data(instruction_id, transform_id, message if wrap is None else wrap(message))
@@ -279,7 +302,7 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
             is_eager=instruction_id.startswith(wire.SOURCE_PREFIX),
         )
         stream.splits = instruction_id.endswith(wire.SPLIT_SUFFIX)
-        stream.new_file = self.writer.new_file
+        stream.writer = self.writer
         return stream
 
     def send_data(self, instruction_id: str, transform_id: str, data: bytes = b"", *, is_last: bool = False) -> None:

@@ -17,8 +17,8 @@ from luminosity.engine.data.group_rules import rule_of
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import PARTITIONS, Graph
 from luminosity.engine.plan.partitions import GROUP_ANNOTATION, GROUP_URN
-from luminosity.engine.workers.sdk.grouping import PartitionTable
 from luminosity.engine.workers.sdk.large_elements import BlockOutput
+from luminosity.engine.workers.sdk.partitions import PartitionTable
 
 __all__ = ["GroupOutput", "register"]
 
@@ -44,7 +44,7 @@ class GroupOutput(BlockOutput):
             codecs.elements(options["read"]),
             codecs.windowing(options["pcollection"]),
         )
-        self._memory: int = options["memory"]
+        self._memory_part: int = options["memory_part"]
         self._table: PartitionTable | None = None
 
     def group_block(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ class GroupOutput(BlockOutput):
         try:
             if self._table is None:
                 stream: Any = self.output_stream
-                self._table = PartitionTable(self._rule, stream, self._memory)
+                self._table = PartitionTable(self._rule, stream, self._memory_part)
             self._table.add(data)
         except BaseException:
             self._close()

@@ -10,7 +10,7 @@ from apache_beam.runners.worker import bundle_processor
 
 from luminosity.engine.data import wire
 from luminosity.engine.workers.sdk.channel import LARGE_BYTES
-from luminosity.engine.workers.sdk.grouping import SplitOutput
+from luminosity.engine.workers.sdk.partitions import SplitOutput
 
 __all__ = ["BlockInput", "BlockOutput"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from apache_beam.coders import coders
@@ -12,7 +12,7 @@ from apache_beam.coders.coder_impl import create_OutputStream
 from luminosity.engine.data import wire
 from luminosity.engine.data.group_rules import VALUES_LENGTH, Group, Rule, values_in_state
 from luminosity.engine.spill import group_files
-from luminosity.engine.spill.files import SpillFile, StoredChunk, pieces
+from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
 from luminosity.engine.spill.table import GroupTable
 from luminosity.engine.workers.sdk.channel import BlockStream
 
@@ -20,6 +20,7 @@ __all__ = ["PartitionTable", "SplitOutput"]
 
 _SPLIT_BYTES = 16 << 20  # of all partitions that a bundle collects, so that the blocks of each have some size
 _LEAST_SPLIT_BYTES = 64 << 10  # of one partition
+_LEAST_MEMORY = 64 << 10  # of a table: with less, it writes each block to disk
 _INLINE_BYTES = 256 << 10  # of a group: a larger one is read piece by piece, so that its values need not fit in memory
 
 
@@ -96,10 +97,13 @@ class _Memory:
 class PartitionTable:
     """Groups one partition, within some memory and beyond it in a file. Call :meth:`close` in the end."""
 
-    def __init__(self, rule: Rule, stream: BlockStream, memory: int) -> None:
+    def __init__(self, rule: Rule, stream: BlockStream, memory_part: int) -> None:
+        """It takes up to 1/``memory_part`` of the memory budget."""
+        assert stream.writer is not None
         self._rule = rule
         self._stream = stream
-        self._most = memory
+        self._writer = stream.writer
+        self._most = max(_LEAST_MEMORY, self._writer.memory_budget // memory_part)
         self._memory = _Memory()
         self._file: SpillFile | None = None
         self._table = GroupTable(lambda: self._open().share(), self._memory, rule.combine_times)
@@ -108,8 +112,7 @@ class PartitionTable:
     def _open(self) -> SpillFile:
         """Return the file of all that is not in memory, which has one name: the runner takes it over as a whole."""
         if self._file is None:
-            assert self._stream.new_file is not None
-            self._file = self._stream.new_file()
+            self._file = self._writer.new_file()
         return self._file
 
     def add(self, data: bytes) -> None:
@@ -121,37 +124,61 @@ class PartitionTable:
     def send(self) -> None:
         """Send all groups. Large ones are written to the file, and sent last: then nothing can fail any more."""
         large: list[tuple[bytes, bytes, int]] = []
-        parts: list[bytes] = []
-        size = count = 0
-        for group in self._groups():
-            value_bytes = sum(chunk.size for chunk in group.chunks)
-            if value_bytes > _INLINE_BYTES:
-                large.append((group.start, self._store(group), value_bytes))
-                continue
-            parts += (group.start, VALUES_LENGTH.pack(group.count), *(chunk.read() for chunk in group.chunks))
-            size += len(group.start) + value_bytes
-            count += 1
-            if size >= wire.BLOCK_BYTES:
-                self._stream.add_block(count, parts)
-                parts, size, count = [], 0, 0
-        if count:
-            self._stream.add_block(count, parts)
+        self._begin_block()
+        for start, count, values in self._groups():
+            size = sum(map(len, values))
+            if size > _INLINE_BYTES:
+                large.append((start, self._store(map(MemoryChunk, pieces(values))), size))
+            else:
+                self._put(start, count, values, size)
+        for group in self._other_groups():
+            size = sum(chunk.size for chunk in group.chunks)
+            if size > _INLINE_BYTES:
+                large.append((group.start, self._store(group.chunks), size))
+            else:
+                self._put(group.start, group.count, [chunk.read() for chunk in group.chunks], size)
+        self._send_block()
         if large and self._file is not None:
             self._file.keep()
-        for start, token, value_bytes in large:
-            wrap = functools.partial(wire.pack_group, token, value_bytes)
+        for start, token, size in large:
+            wrap = functools.partial(wire.pack_group, token, size)
             self._stream.add_block(1, (start + values_in_state(token),), wrap)
 
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self) -> Iterator[tuple[bytes, int, list[bytes]]]:
+        """Yield the start, the number of values and the values of each group, if all are in memory and simple."""
+        start_of = self._rule.start
+        if not self._rule.is_simple or (found := self._table.take_values()) is None:
+            return
+        for group_id, time, values in found:
+            yield start_of(group_id, time), len(values), values
+
+    def _other_groups(self) -> Iterator[Group]:
+        """Yield the groups that are left."""
         for entry in self._table.take():
             yield from self._rule.groups(entry)
 
-    def _store(self, group: Group) -> bytes:
+    def _begin_block(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = self._count = 0
+
+    def _put(self, start: bytes, count: int, values: list[bytes], size: int) -> None:
+        self._parts += (start, VALUES_LENGTH.pack(count), *values)
+        self._size += len(start) + size
+        self._count += 1
+        if self._size >= wire.BLOCK_BYTES:
+            self._send_block()
+
+    def _send_block(self) -> None:
+        if self._count:
+            self._stream.add_block(self._count, self._parts)
+        self._begin_block()
+
+    def _store(self, chunks: Iterable[Chunk]) -> bytes:
         """Write the values of a group that are in memory to the file. Returns the token with which they are found."""
         file = self._open()
         stored: list[StoredChunk] = []
         waiting: list[bytes] = []
-        for chunk in group.chunks:
+        for chunk in chunks:
             if isinstance(chunk, StoredChunk):
                 stored += map(file.append, pieces(waiting))
                 waiting = []
