@@ -91,7 +91,11 @@ class _Position(beam.DoFn):
 
     SEEN = CombiningValueStateSpec("seen", combine_fn=sum)
 
-    def process(self, element: tuple[int, Any], seen: Any = beam.DoFn.StateParam(SEEN)) -> Iterator[tuple[int, int]]:
+    def process(
+        self,
+        element: tuple[int, Any],
+        seen: Any = beam.DoFn.StateParam(SEEN),  # noqa: B008
+    ) -> Iterator[tuple[int, int]]:
         seen.add(1)
         yield element[0], seen.read()
 

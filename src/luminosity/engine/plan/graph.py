@@ -130,7 +130,7 @@ class Stage:
     is_source: bool = False  # a splittable step makes an endless output of bounded input, and may wait for each element
     has_endless_input: bool = False  # whether its input, or the output of its splittable step, may never end
     partitions: int = 0  # of a grouping: it groups each as one bundle, once the input is complete; 0: it has steps
-    memory_part: int = 0  # the part of the memory budget, 1/this, in which such a bundle groups before it writes to disk
+    memory_part: int = 0  # such a bundle groups in 1/this of the memory budget before it writes to disk
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ A token names the file, and the frame there that says where the values are.
 
 from __future__ import annotations
 
-import marshal
+import json
 import os
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ _SEPARATOR = b":"
 
 def token_of(file: SpillFile, chunks: Iterable[StoredChunk]) -> bytes:
     """Write to the file where the values of a group are. Returns the token of the group."""
-    index = file.append(marshal.dumps([(chunk.offset, chunk.stored, chunk.size) for chunk in chunks]))
+    index = file.append(json.dumps([(chunk.offset, chunk.stored, chunk.size) for chunk in chunks]).encode())
     return _SEPARATOR.join((os.path.basename(file.path).encode(), b"%d" % index.offset, b"%d" % index.stored))
 
 
@@ -35,4 +35,4 @@ def path_of(token: bytes, folder: str) -> str:
 def chunks_of(token: bytes, file: SpillFile) -> list[StoredChunk]:
     """Return where the values of a group are, given its file."""
     _, offset, stored = token.split(_SEPARATOR)
-    return [StoredChunk(file, *place) for place in marshal.loads(file.read(int(offset), int(stored)))]
+    return [StoredChunk(file, *place) for place in json.loads(file.read(int(offset), int(stored)))]

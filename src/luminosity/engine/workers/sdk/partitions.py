@@ -13,7 +13,7 @@ from luminosity.engine.data import wire
 from luminosity.engine.data.group_rules import VALUES_LENGTH, Group, Rule, values_in_state
 from luminosity.engine.spill import group_files
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
-from luminosity.engine.spill.table import GroupTable
+from luminosity.engine.spill.table import LARGE_BYTES, GroupTable
 from luminosity.engine.workers.sdk.channel import BlockStream
 
 __all__ = ["PartitionTable", "SplitOutput"]
@@ -21,7 +21,7 @@ __all__ = ["PartitionTable", "SplitOutput"]
 _SPLIT_BYTES = 16 << 20  # of all partitions that a bundle collects, so that the blocks of each have some size
 _LEAST_SPLIT_BYTES = 64 << 10  # of one partition
 _LEAST_MEMORY = 64 << 10  # of a table: with less, it writes each block to disk
-_INLINE_BYTES = 256 << 10  # of a group: a larger one is read piece by piece, so that its values need not fit in memory
+_INLINE_BYTES = LARGE_BYTES  # of a group: a larger one is read piece by piece, as those of the runner are
 
 
 class SplitOutput:
