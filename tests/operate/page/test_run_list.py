@@ -109,7 +109,8 @@ def test_the_lists_of_few_price_sheets_are_kept(tmp_path: Path) -> None:
         RunFiles(tmp_path, replace(load_prices(), region=f"region {number}")).lines.content(Asked())
         kept.append({path.name for path in tmp_path.glob("*.cache.json")})
         for path in tmp_path.glob("*.cache.json"):  # so that their order does not depend on the clock
-            os.utime(path, (path.stat().st_mtime - 1,) * 2)
+            time = path.stat().st_mtime - 1
+            os.utime(path, (time, time))
 
     assert [len(each) for each in kept] == [1, 2, 3, 4, 4, 4]
     assert not kept[0] & kept[-1], "the oldest ones made room"
