@@ -41,7 +41,7 @@ def _why_not() -> str:
 
 def _suite() -> str:
     lines = Path("/etc/os-release").read_text().splitlines()
-    found = dict(line.partition("=")[::2] for line in lines)
+    found = {name: value for name, _, value in (line.partition("=") for line in lines)}
     return found.get("VERSION_CODENAME", "") if found.get("ID") == "debian" else ""
 
 
