@@ -110,7 +110,7 @@ class DeltaTable(FollowedTable):
 
     def _possible(self, files: Sequence[_File], deleted: Mapping[str, bytes], where: Any) -> list[Part]:
         found = [self._part(file, deleted.get(file.path)) for file in files]
-        return sorted(possible_parts(found, self._whole, where), key=lambda part: part.path)
+        return possible_parts(found, self._whole, where)
 
     def _part(self, file: _File, kept: bytes | None) -> tuple[Part, Mapping[str, Bounds]]:
         texts = tuple((name, None if value is None else _text(value)) for name, value in file.values.items())

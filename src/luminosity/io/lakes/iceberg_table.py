@@ -77,7 +77,7 @@ class IcebergTable(FollowedTable):
 
     def _possible(self, tasks: Sequence[Any], where: Any) -> list[Part]:
         found = [(_part(task), self._bounds(task.file)) for task in tasks]
-        return sorted(possible_parts(found, self.stored, where), key=lambda part: part.path)
+        return possible_parts(found, self.stored, where)
 
     def _plan(self, condition: Any) -> list[Any]:
         from pyiceberg.expressions import AlwaysTrue

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.metrics import Metrics
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
 from luminosity.errors import TableError
+from luminosity.io.endless import EndlessTracker
 from luminosity.io.outage import OutageLog
 from luminosity.io.reading.named_table import FollowedTable, NewVersion
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     has_begun: bool = False
 
 
-class SeenTracker(RestrictionTracker):
+class SeenTracker(EndlessTracker):
     """Tracks the versions that are read. A table that is followed has no end, so something is always left.
 
     >>> tracker = SeenTracker(Seen(3, True))
@@ -42,7 +42,6 @@ class SeenTracker(RestrictionTracker):
 
     def __init__(self, seen: Seen) -> None:
         self._began = self._reached = seen
-        self._has_split = False
 
     def current_restriction(self) -> Seen:
         """Return how far the table is read."""
@@ -62,20 +61,6 @@ class SeenTracker(RestrictionTracker):
             return None
         self._has_split = True
         return self._began, self._reached
-
-    def check_done(self) -> bool:
-        """Raise unless the rest is handed over."""
-        if not self._has_split:
-            raise ValueError("found a reader of versions that ended, expected that it defers the rest")
-        return True
-
-    def current_progress(self) -> RestrictionProgress:
-        """Return that something is left."""
-        return RestrictionProgress(completed=0.0, remaining=0.0 if self._has_split else 1.0)
-
-    def is_bounded(self) -> bool:
-        """Return False."""
-        return False
 
 
 _SEEN = beam.DoFn.RestrictionParam()  # The DoFn itself is the provider.
