@@ -12,6 +12,7 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.pvalue import AsSingleton
 
 from luminosity import LuminosityRunner
 from tests.fake_cluster import FakeCluster, fake_cluster
@@ -71,7 +72,7 @@ def test_nodes_that_join_get_workers_and_are_given_back_with_their_blocks_elsewh
     pipeline = beam.Pipeline(LuminosityRunner(), PipelineOptions(flags))
     waited = pipeline | "One" >> beam.Create([1]) | "Wait" >> beam.Map(_wait, str(tmp_path))
     sent = pipeline | beam.Create(range(_ELEMENTS)) | beam.Reshuffle() | beam.ParDo(_Meet(str(tmp_path)))
-    _ = sent | "Send" >> beam.Reshuffle() | "Check" >> beam.Map(_check, beam.pvalue.AsSingleton(waited), str(tmp_path))
+    _ = sent | "Send" >> beam.Reshuffle() | "Check" >> beam.Map(_check, AsSingleton(waited), str(tmp_path))
     result = pipeline.run()
     try:
         assert wait_for(lambda: bool(os.listdir(tmp_path / "seen")), _PATIENCE_S)
