@@ -24,7 +24,7 @@ from luminosity.dataflow import image_recipe
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.drafts import Pool
 from luminosity.engine.resources.hints import Needs
-from luminosity.engine.resources.machine import Machine, Node
+from luminosity.engine.resources.machine import LeaseNeeds, Machine, Node
 from luminosity.engine.resources.pools import assign
 from tests.docs_pages import REPOSITORY
 
@@ -239,7 +239,7 @@ def test_a_run_that_starts_with_the_head_alone_plans_workers_for_which_nodes_can
 
     def pool(needs: Needs, declared: int | None = accelerators) -> Pool:
         config = EngineConfig.of(PipelineOptions([f"--cpu_workers={cpu_workers}"]))
-        machine = Machine.of_cluster([head], declared, ["T4"])
+        machine = Machine.of_cluster([head], declared, ["T4", "TPU-V5E"])
         return assign([(_Stage(), needs)], machine, config, is_quiet=True)["Step"].pool
 
     cpu, device = pool(Needs()), pool(Needs(accelerator_count=1, accelerator_type="nvidia-tesla-t4", cpu_count=4))
@@ -251,7 +251,11 @@ def test_a_run_that_starts_with_the_head_alone_plans_workers_for_which_nodes_can
     assert most["cpu"][0] * most["cpu"][1]["CPU"] >= cpu_workers
     assert most["gpu"][0] * most["gpu"][1]["GPU"] >= accelerators
     assert not pool(Needs(accelerator_count=1), declared=None).device_groups  # without --accelerators
-    assert pool(Needs(min_ram_bytes=8 << 30)).workers == 1  # it needs a node at the start
+    large = pool(Needs(min_ram_bytes=8 << 30, cpu_count=8))
+    assert (large.workers, set(large.nodes), large.lease) == (cpu_workers, {""}, LeaseNeeds(8, 8 << 30, 0))
+    chips = pool(Needs(accelerator_count=4, accelerator_type="TPU-V5E"))
+    assert chips.lease is not None
+    assert (chips.lease.accelerator_kind, chips.workers, set(chips.nodes)) == ("tpu", accelerators // 4, {""})
 
 
 class _Stage:
