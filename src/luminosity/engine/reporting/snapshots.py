@@ -271,11 +271,12 @@ def pool_view(pool: PoolRun, seconds: float) -> PoolView:
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         # Sources of streams have slots of their own, and mostly wait.
         busy=sum(not b.stage.is_source for worker in pool.workers.values() for b in worker.bundles.values()),
-        slots=pool.most_workers() * pool.plan.slots,
+        slots=max(len(pool.places), len(pool.workers)) * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
         busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
         waiting=len(waiting),
         waits_for=waiting[0] if waiting else "",
+        wanted=pool.wanted if pool.plan.lease is not None else 0,
     )
 
 
