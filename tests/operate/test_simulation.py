@@ -42,7 +42,8 @@ INFER = StageModel("infer", "Infer", "device", ("read",), seconds_per_row=0.1)
 def test_one_stage_takes_its_work_divided_by_its_workers() -> None:
     outcome = simulator.run(Workload(10_000, (READ,), (PoolModel("cpu", 4, startup_seconds=5.0),)))
     assert outcome.seconds == pytest.approx(5 + 10_000 * 0.01 / 4, rel=0.01)
-    assert outcome.worker_seconds["cpu"] == pytest.approx(4 * (outcome.seconds - 5))  # from their starts
+    # From their starts, which the loop asks for one after the other, as there is work.
+    assert outcome.worker_seconds["cpu"] == pytest.approx(4 * (outcome.seconds - 5), rel=0.01)
     assert outcome.busy_seconds["cpu"] == pytest.approx(100.0)
 
 
@@ -65,7 +66,7 @@ def test_a_full_queue_holds_its_writer_back() -> None:
 def test_a_stage_that_waits_starts_after_the_one_before() -> None:
     grouped = replace(INFER, pool="cpu", waits_for=("read",))
     outcome = simulator.run(Workload(1000, (READ, grouped), (PoolModel("cpu", 1),)))
-    assert outcome.seconds == pytest.approx(1000 * 0.11)
+    assert outcome.seconds == pytest.approx(1000 * 0.11, rel=0.001)
     wide = simulator.run(
         Workload(1000, (READ, replace(grouped, pool="device")), (PoolModel("cpu", 1), PoolModel("device", 10)))
     )
@@ -96,9 +97,9 @@ def test_lost_workers_add_time() -> None:
 def test_a_run_that_never_ends_is_refused_and_a_long_one_has_few_points() -> None:
     with pytest.raises(OptionError, match="more than 10 years"):
         simulator.run(Workload(1e14, (READ,), (PoolModel("cpu", 1),)))
-    slow = PoolModel("cpu", 1, startup_seconds=0.5)
-    outcome = simulator.run(Workload(100, (READ,), (slow,), preempted_per_hour=300_000))
-    assert outcome.seconds > 10
+    slow = PoolModel("cpu", 1, startup_seconds=50.0)
+    outcome = simulator.run(Workload(100, (READ,), (slow,), preempted_per_hour=14_400), seed=1)
+    assert outcome.seconds > 4 * 51
     assert len(outcome.points) < 1000
     assert sum(outcome.states["read"].values()) == pytest.approx(1.0)
 
@@ -226,8 +227,10 @@ def test_more_workers_start_one_after_the_other_and_need_the_memory_that_was_use
     assert not cores.is_measured
     assert "--cores=2" in cores.note
     model = PoolModel("cpu", 4, startup_seconds=1.0, start_gap=2.0)
-    outcome = simulator.run(Workload(1, (replace(READ, seconds_per_row=0.0),), (model,)))
+    outcome = simulator.run(Workload(40, (replace(READ, seconds_per_row=1.0),), (model,)))
     assert outcome.most_workers["cpu"] == 4
+    busy = [point.busy["cpu"] for point in outcome.points if point.seconds > 3.5]
+    assert busy[0] == pytest.approx(2.0)  # the third starts at 5 s
     shared = forecast(record, Scenario(pools=(PoolOrder("cpu", 8),), cores=2), load_prices(None), seeds=1)
     assert shared.bill is not None
     assert shared.bill.usage.core_hours <= 2 * shared.middle.seconds / 3600 * 1.001
@@ -295,7 +298,7 @@ def test_the_command_prints_json_and_writes_a_page(tmp_path: Path, capsys: pytes
     data = json.loads(capsys.readouterr().out)
     assert data["rows"] == 100_000
     assert {each["source"] for each in data["inputs"]} == {"measured", "assumed"}
-    assert data["workers_over_time"][-1]["done"] == pytest.approx(1)
+    assert data["workers_over_time"][-1]["done"] == pytest.approx(1, rel=0.001)
 
 
 @pytest.mark.parametrize(
