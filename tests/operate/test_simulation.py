@@ -134,6 +134,32 @@ def test_seeds_repeat_and_differ() -> None:
     assert times[0] == times[1] != times[2]
 
 
+def test_a_row_is_never_done_by_two_workers() -> None:
+    outcome = simulator.run(Workload(3, (replace(READ, seconds_per_row=10.0),), (PoolModel("cpu", 8),)))
+    assert outcome.seconds == pytest.approx(10.0, rel=0.05)
+    assert outcome.busy_seconds["cpu"] == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("range_of_workers", [None, AutoscaleRange(1, 12)])
+def test_a_compressed_run_takes_as_long_as_an_exact_one(
+    range_of_workers: AutoscaleRange | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one in which a worker of the loop stands for several."""
+    uneven = replace(INFER, spread=(0.5, 0.8, 1.0, 1.2, 4.0), weights=(4.0, 4.0, 4.0, 4.0, 1.0), rows_per_bundle=5.0)
+    pools = (PoolModel("cpu", 2), PoolModel("device", 12, 20.0, 5.0, range_of_workers, device="T4"))
+    workload = Workload(8000, (READ, replace(uneven, queue_rows=500.0)), pools)
+    exact = simulator.run(workload)
+    monkeypatch.setattr(simulator, "_WORKER_SECONDS", 100.0)
+    compressed = simulator.run(workload)
+    monkeypatch.setattr(simulator, "_MOST_WORKERS", 4)
+    grouped = simulator.run(workload)
+    for outcome in (compressed, grouped):
+        assert outcome.seconds == pytest.approx(exact.seconds, rel=0.08)
+        assert outcome.busy_seconds["device"] == pytest.approx(exact.busy_seconds["device"], rel=0.05)
+        assert outcome.worker_seconds["device"] == pytest.approx(exact.worker_seconds["device"], rel=0.12)
+        assert outcome.most_workers == exact.most_workers
+
+
 def recorded(**changed: Any) -> Record:
     """Return a run of 10 s: it read 1,000 rows, ran a model over them, and wrote a count."""
     stages = (

@@ -8,7 +8,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,14 @@ from luminosity._shared.text import LOST_WITH_NODE
 from luminosity.engine.loop.scheduler import Scheduler
 from luminosity.engine.loop.workers import PoolRun, Worker
 from luminosity.engine.reporting.statuses import Statuses
-from luminosity.engine.simulated.counted_parts import (
+from luminosity.engine.simulated.counted.parts import (
     MOST_ELEMENTS,
     CountedPool,
     CountedStage,
     counted_parts,
     give_workers,
 )
-from luminosity.engine.simulated.counted_workers import CountedCrew, CountedWorker
+from luminosity.engine.simulated.counted.workers import CountedCrew, CountedWorker
 from luminosity.engine.simulated.virtual_time import VirtualTime
 from luminosity.errors import OptionError
 from luminosity.operate.simulation.workload import PoolModel, StageModel, Workload
@@ -37,7 +37,10 @@ _WORKER_SECONDS = 500.0  # of busy workers, as the loop sees them: a simulation 
 _SHORTEST_S = 4.0  # of a run, as the loop sees it: much longer than the times by which the loop looks at its workers
 _LONGEST_RUN_S = 600.0  # the same for few workers, whose bundles are few
 _LEAST_ELEMENT_S = 1e-5  # of work, as the loop sees it, so that it can tell how long an element takes
-_QUEUE_S = 2.0  # of work of all workers, as the loop sees it: what the queue of compressed time holds at least
+# What a queue holds at least where bundles stand for many: so much work of all workers, as the loop sees it, but not
+# more than a part of the run. With less, workers would wait for input that the real run has.
+_QUEUE_S = 5.0
+_QUEUE_PART = 0.25
 _CATCH_UP_S = 0.01  # as long as the loop lets messages gather
 _TICK_S = 1e-9  # in compressed time, where a microsecond would be a millisecond
 _POINTS = 240  # over the run, for the picture
@@ -229,7 +232,8 @@ class _Simulation:
         if self._speed > 1.0:
             work = model.seconds_per_row * self._workload.rows / self._speed
             workers = next(pool.most_workers for pool in self._workload.pools if pool.name == model.pool)
-            queue = max(queue, elements * min(1.0, _QUEUE_S * workers / work)) if work else queue
+            seconds = min(_QUEUE_S, _QUEUE_PART * self._estimated / self._speed)
+            queue = max(queue, elements * min(1.0, seconds * workers / work)) if work else queue
         return CountedStage(model.id, model.label, model.pool, elements, model.reads_from, model.waits_for, queue)
 
     # Workers
@@ -284,7 +288,13 @@ class _Simulation:
         waiting = sum(
             self._rows(run.id, run.queued) * seconds[run.id] for run in self._parts.stages if run.pool is pool
         )
-        if used > 0.9 * up and waiting > LOOK_EVERY_S * up:
+        is_full = any(
+            self._parts.buffers[read.buffer_id].full_reader()
+            for run in self._parts.stages
+            if run.pool is pool
+            for read in run.plan.reads
+        )
+        if used > 0.9 * up and (waiting > LOOK_EVERY_S * up or is_full):
             target = min(model.autoscale.most, 2 * up)
         elif used < 0.5 * up:
             target = max(model.autoscale.least, math.ceil(1.2 * used), 1)
@@ -397,7 +407,7 @@ class _Total:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Keep the loop from logging the loss of simulated workers."""
     logger = logging.getLogger(Scheduler.__module__)
     logger.addFilter(_nothing)

@@ -65,6 +65,21 @@ class _Stage:
     flows: list[Flow] = field(default_factory=list[Flow])
     done: int = 0
     kept: float = 0.0  # seconds of lost bundles that the next ones need not do
+    # Elements that splits and lost bundles gave back, the first one last, with the seconds that each of them takes:
+    # what is slow in one bundle is as slow in the next one.
+    returned: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+
+    def take_returned(self, elements: int) -> tuple[int, float]:
+        """Take up to so many elements that were given back. Returns how many, and their seconds."""
+        taken, seconds = 0, 0.0
+        while self.returned and taken < elements:
+            count, each = self.returned.pop()
+            if count > elements - taken:
+                self.returned.append((count - (elements - taken), each))
+                count = elements - taken
+            taken += count
+            seconds += count * each
+        return taken, seconds
 
 
 @dataclass
@@ -229,6 +244,7 @@ class CountedWorker(LocalProcess):
         begun = 1 + int((self._crew.time.now - bundle.began_at) / max(bundle.each, 1e-12))
         if begun >= bundle.elements:
             return
+        self._crew.give_back(bundle, bundle.elements - begun)
         bundle.elements = begun
         for read_id, count in bundle.counts.items():
             first = min(count, begun)
@@ -316,7 +332,8 @@ class CountedCrew:
         stage, busy = self._stages[bundle.stage], self._busy[pool]
         busy.running += 1
         busy.began += bundle.began_at
-        seconds = self.costs.bundle(bundle.stage, bundle.elements)
+        returned, seconds = stage.take_returned(bundle.elements)
+        seconds += self.costs.bundle(bundle.stage, bundle.elements - returned)
         kept = min(stage.kept, seconds)
         stage.kept -= kept
         return seconds - kept
@@ -344,6 +361,11 @@ class CountedCrew:
         """Note that a bundle was lost, ``elapsed`` seconds after its begin."""
         kept = self.costs.kept(bundle.stage, bundle.elements, bundle.each * bundle.elements, elapsed)
         self._stages[bundle.stage].kept += kept
+        self.give_back(bundle, bundle.elements)
+
+    def give_back(self, bundle: _Bundle, elements: int) -> None:
+        """Note that elements of a bundle return to the front of the queue."""
+        self._stages[bundle.stage].returned.append((elements, bundle.each))
 
     def gone(self, worker: CountedWorker) -> None:
         """Note that a worker is gone."""

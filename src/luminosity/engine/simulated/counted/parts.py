@@ -28,7 +28,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs
 from luminosity.engine.plan.graph import Graph, Read, SideInput, Stage, Write
 from luminosity.engine.resources.pools import Pool
-from luminosity.engine.simulated.counted_workers import CountedCrew, Flow
+from luminosity.engine.simulated.counted.workers import CountedCrew, Flow
 from luminosity.engine.simulated.virtual_time import VirtualMailbox, VirtualTime
 from luminosity.engine.spill.quota import Ledger
 
