@@ -31,9 +31,12 @@ class _Costs:
         return _START_S, 0.0
 
     def bundle(self, stage: str, elements: int) -> float:
-        self.running += 1
         self.bundles.append(elements)
         return elements * _ELEMENT_S * (10.0 if self._slow() else 1.0)
+
+    def begin(self, stage: str) -> float:
+        self.running += 1
+        return 1.0
 
     def ended(self, stage: str) -> None:
         self.running -= 1

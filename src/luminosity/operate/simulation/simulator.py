@@ -123,16 +123,19 @@ class _MeasuredCosts:
         return begins - now + model.startup_seconds / self._speed, model.load_seconds / self._speed
 
     def bundle(self, stage: str, elements: int) -> float:
-        """Return how long a bundle takes that begins now."""
+        """Return how long so many elements of a bundle take in a worker that has enough cores."""
         model = self._models[stage]
-        size = self.sizes[model.pool]
-        self._demand += model.cores * size
         rows = elements * self._workload.rows / self.elements[stage]
-        seconds = rows * model.seconds_per_row / (self._speed * size) * self._drawn(model, rows)
-        if self._demand > self._workload.cores and model.cores:
-            # Only the computing part of a bundle waits for a core.
-            seconds *= 1 + min(1.0, model.cores) * (self._demand / self._workload.cores - 1)
-        return seconds
+        return rows * model.seconds_per_row / (self._speed * self.sizes[model.pool]) * self._drawn(model, rows)
+
+    def begin(self, stage: str) -> float:
+        """Note that a bundle begins. Returns how many times as long it takes because of cores that others use."""
+        model = self._models[stage]
+        self._demand += model.cores * self.sizes[model.pool]
+        if self._demand <= self._workload.cores or not model.cores:
+            return 1.0
+        # Only the computing part of a bundle waits for a core.
+        return 1 + min(1.0, model.cores) * (self._demand / self._workload.cores - 1)
 
     def ended(self, stage: str) -> None:
         """Note that a bundle has ended, or was lost."""

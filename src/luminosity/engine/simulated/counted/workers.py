@@ -31,7 +31,11 @@ class Costs(Protocol):
         ...
 
     def bundle(self, stage: str, elements: int) -> float:
-        """Return how long a bundle takes that begins now."""
+        """Return how long so many elements of a bundle take in a worker that has the machine for itself."""
+        ...
+
+    def begin(self, stage: str) -> float:
+        """Note that a bundle begins. Returns how many times as long it takes because others run."""
         ...
 
     def ended(self, stage: str) -> None:
@@ -98,6 +102,7 @@ class _Bundle:
     counts: dict[str, int] = field(default_factory=dict[str, int])  # elements by read
     began_at: float = 0.0
     each: float = 0.0  # seconds of an element
+    slowed: float = 1.0  # how many times as long it takes because others run
     elements: int = 0  # without those that splits took
     is_over: bool = False
 
@@ -333,7 +338,10 @@ class CountedCrew:
         busy.running += 1
         busy.began += bundle.began_at
         returned, seconds = stage.take_returned(bundle.elements)
-        seconds += self.costs.bundle(bundle.stage, bundle.elements - returned)
+        if bundle.elements > returned:
+            seconds += self.costs.bundle(bundle.stage, bundle.elements - returned)
+        bundle.slowed = self.costs.begin(bundle.stage)
+        seconds *= bundle.slowed
         kept = min(stage.kept, seconds)
         stage.kept -= kept
         return seconds - kept
@@ -365,7 +373,7 @@ class CountedCrew:
 
     def give_back(self, bundle: _Bundle, elements: int) -> None:
         """Note that elements of a bundle return to the front of the queue."""
-        self._stages[bundle.stage].returned.append((elements, bundle.each))
+        self._stages[bundle.stage].returned.append((elements, bundle.each / bundle.slowed))
 
     def gone(self, worker: CountedWorker) -> None:
         """Note that a worker is gone."""
