@@ -161,14 +161,15 @@ _ELEMENTS = [
     ids=lambda value: type(value).__name__,
 )
 def test_a_step_gets_emits_and_raises_the_same(fn: beam.DoFn, is_quick: bool) -> None:
-    kind, found = outcome(make_runner, fn, _ELEMENTS)
+    elements = _ELEMENTS[:1] if isinstance(fn, Text) else _ELEMENTS  # Beam looks at the first return value only
+    kind, found = outcome(make_runner, fn, elements)
     assert (kind is QuickRunner) == is_quick
-    _, expected = outcome(common.DoFnRunner, fn, _ELEMENTS)
+    _, expected = outcome(common.DoFnRunner, fn, elements)
     assert found == expected
     assert len(found) > 1 or isinstance(fn, Nothing)
 
 
-@pytest.mark.parametrize("given", [{"args": [1]}, {"kwargs": {"x": 1}}, {"side_inputs": [()]}])
+@pytest.mark.parametrize("given", [{"args": [1]}, {"kwargs": {"x": 1}}, {"side_inputs": [SimpleNamespace(is_globally_windowed=bool)]}])
 def test_beam_calls_steps_with_other_arguments(given: dict[str, Any]) -> None:
     class Other(beam.DoFn):
         def process(self, element: Any, x: Any = None, window: Any = _DoFn.WindowParam) -> None: ...
