@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -10,19 +11,22 @@ import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.coders import VarIntCoder
+from apache_beam.pvalue import TaggedOutput
 from apache_beam.runners import common
+from apache_beam.transforms.core import CallableWrapperCombineFn, CallableWrapperDoFn
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.transforms.window import GlobalWindows, IntervalWindow, TimestampedValue
 from apache_beam.utils.windowed_value import PaneInfo, PaneInfoTiming, WindowedValue
 
-from luminosity.engine.workers.sdk.cells import ValueState
+from luminosity.engine.workers.sdk.cells import ValueState, copy_of_callable
 from luminosity.engine.workers.sdk.quick_steps import QuickRunner, make_runner
 
 _DoFn: Any = beam.DoFn
-_LAST = ReadModifyWriteStateSpec("last", VarIntCoder())
-_ALL = BagStateSpec("all", VarIntCoder())
+_LAST = _DoFn.StateParam(ReadModifyWriteStateSpec("last", VarIntCoder()))
+_ALL = _DoFn.StateParam(BagStateSpec("all", VarIntCoder()))
 _IN_EVENT_TIME, _IN_REAL_TIME = TimerSpec("event", TimeDomain.WATERMARK), TimerSpec("real", TimeDomain.REAL_TIME)
+_EVENT, _REAL = _DoFn.TimerParam(_IN_EVENT_TIME), _DoFn.TimerParam(_IN_REAL_TIME)
 _PANE = PaneInfo(is_first=True, is_last=False, timing=PaneInfoTiming.EARLY, index=0, nonspeculative_index=-1)
 _WINDOWS = (IntervalWindow(0, 10), IntervalWindow(10, 20))
 
@@ -44,11 +48,11 @@ class Stateful(beam.DoFn):
     def process(
         self,
         element: Any,
-        last: Any = _DoFn.StateParam(_LAST),
-        real: Any = _DoFn.TimerParam(_IN_REAL_TIME),
+        last: Any = _LAST,
+        real: Any = _REAL,
         window: Any = _DoFn.WindowParam,
-        event: Any = _DoFn.TimerParam(_IN_EVENT_TIME),
-        every: Any = _DoFn.StateParam(_ALL),
+        event: Any = _EVENT,
+        every: Any = _ALL,
     ) -> list[Any]:
         return [element, last, real, window, event, every]
 
@@ -66,7 +70,7 @@ class ElementLast(beam.DoFn):
 
 class Tagged(beam.DoFn):
     def process(self, element: Any, timestamp: Any = _DoFn.TimestampParam) -> Iterable[Any]:
-        yield beam.pvalue.TaggedOutput("other", element)
+        yield TaggedOutput("other", element)
         yield TimestampedValue(element, timestamp + 1)
         yield WindowedValue(element, timestamp, _WINDOWS[1:])
 
@@ -154,7 +158,7 @@ _ELEMENTS = [
         (Text(), True),
         (Failing(), True),
         (KeyOnly(), True),
-        (beam.core.CallableWrapperDoFn(lambda element, window=_DoFn.WindowParam: [(element, window)]), True),
+        (CallableWrapperDoFn(lambda element, window=_DoFn.WindowParam: [(element, window)]), True),
         (PlainDefault(), False),
         (NoArguments(), False),  # Beam is quick enough
     ],
@@ -169,7 +173,9 @@ def test_a_step_gets_emits_and_raises_the_same(fn: beam.DoFn, is_quick: bool) ->
     assert len(found) > 1 or isinstance(fn, Nothing)
 
 
-@pytest.mark.parametrize("given", [{"args": [1]}, {"kwargs": {"x": 1}}, {"side_inputs": [SimpleNamespace(is_globally_windowed=bool)]}])
+@pytest.mark.parametrize(
+    "given", [{"args": [1]}, {"kwargs": {"x": 1}}, {"side_inputs": [SimpleNamespace(is_globally_windowed=bool)]}]
+)
 def test_beam_calls_steps_with_other_arguments(given: dict[str, Any]) -> None:
     class Other(beam.DoFn):
         def process(self, element: Any, x: Any = None, window: Any = _DoFn.WindowParam) -> None: ...
@@ -234,3 +240,25 @@ def test_a_cleared_value_is_empty_and_none_is_a_value() -> None:
     again.write(None)
     again.commit()
     assert bag.values == [None]
+
+
+class Longest:
+    """A callable with something of its own."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, values: Iterable[Any]) -> Any:
+        self.seen = [max(values)]
+        return self.seen[0]
+
+
+def test_a_combine_fn_of_a_function_is_not_copied_but_one_with_an_object_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CallableWrapperCombineFn, "__deepcopy__", copy_of_callable, raising=False)
+    longest = Longest()
+    of_function, of_object = CallableWrapperCombineFn(sum), CallableWrapperCombineFn(longest)
+    assert copy.deepcopy(of_function) is of_function
+    copied: Any = copy.deepcopy(of_object)
+    assert copied is not of_object
+    assert copied.apply([3, 5]) == 5
+    assert longest.seen == []

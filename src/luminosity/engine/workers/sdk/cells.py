@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import types
 from typing import Any
 
 from apache_beam.runners.worker import bundle_processor
+from apache_beam.transforms import core
 
-__all__ = ["AddingState", "ValueState"]
+__all__ = ["AddingState", "ValueState", "copy_of_callable"]
 
+_OfCallable: Any = core.CallableWrapperCombineFn
 _UNREAD: Any = object()  # in place of a value that was neither read nor written
 _EMPTY: Any = object()  # in place of the value of an empty cell
 
@@ -43,6 +47,18 @@ class ValueState(bundle_processor.ReadModifyWriteRuntimeState):
             if self._value is not _EMPTY:
                 self._underlying_bag_state.add(self._value)
         super().commit()
+
+
+def copy_of_callable(combine_fn: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of the ``CombineFn`` of a callable: itself for a function, which has nothing to copy.
+
+    Stands in the place of ``CallableWrapperCombineFn.__deepcopy__``: Beam copies it for each cell of each bundle.
+    """
+    if isinstance(combine_fn._fn, types.FunctionType | types.BuiltinFunctionType) and type(combine_fn) is _OfCallable:
+        return combine_fn
+    made = copy.copy(combine_fn)
+    made.__dict__ = copy.deepcopy(combine_fn.__dict__, memo)
+    return made
 
 
 class AddingState(bundle_processor.CombiningValueRuntimeState):
