@@ -80,8 +80,11 @@ class Actions:
             return {"actions": [], "why": found.message, "done": lines}
         return {"actions": _ACTIONS if found.started.checkpoint_dir else ("stop",), "why": "", "done": lines}
 
-    def act(self, run_id: str, asked: ActionAsked) -> Outcome:
-        """Do what is asked for, and write that down. A savepoint may take minutes, the others are requests."""
+    def act(self, run_id: str, asked: ActionAsked, user: str = "") -> Outcome:
+        """Do what is asked for, and write that down. A savepoint may take minutes, the others are requests.
+
+        ``user`` is who has signed in to a team's page.
+        """
         try:
             self._audit.check()
         except OSError as error:
@@ -94,6 +97,7 @@ class Actions:
                 run_id[:40],
                 asked.action,
                 f"{_verdict(outcome)}: {outcome.message}",
+                user=user,
                 name=asked.name,
                 title=_title(found),
             )
