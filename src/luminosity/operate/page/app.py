@@ -205,7 +205,12 @@ class _Replies:
             )
         reader = _reader(request)
         user = "" if reader is None else reader.user
-        outcome = await asyncio.to_thread(self._actions.act, request.path_params["run"], asked, user)
+        try:
+            outcome = await asyncio.to_thread(self._actions.act, request.path_params["run"], asked, user)
+        except asyncio.CancelledError:  # the server stops; its process waits for the thread
+            said = "goes on to its end, and the server stops after it"
+            _LOGGER.warning("%s of run %s %s", asked.action, request.path_params["run"], said)
+            return error(503, f"{asked.action} {said}; look at the run later")
         if outcome.status != _OK:
             return error(outcome.status, outcome.message)
         return json_reply(request, Packed(json_bytes({"message": outcome.message})))
