@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,13 +28,15 @@ from luminosity.operate.page.log_data import LinesWanted, LogFiles
 from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_bytes, json_reply, reply
 from luminosity.operate.page.run_data import DriftFiles, Run, RunFiles
 from luminosity.operate.page.run_list import MOST_SHOWN, Asked
-from luminosity.operate.page.team.sessions import Reader
-from luminosity.operate.page.team.settings import TeamSettings
-from luminosity.operate.page.team.team_guard import READER, TeamGuard
-from luminosity.operate.prometheus.exporter import Exporter
+from luminosity.operate.page.team.sessions import READER, Reader
 from luminosity.operate.web_server import Access, serve
 from luminosity.runs.log_lines import LEVELS
 from luminosity.runs.records import RUN_ID, Damaged
+
+if TYPE_CHECKING:
+    from luminosity.operate.page.team.settings import TeamSettings
+    from luminosity.operate.page.team.team_guard import TeamGuard
+    from luminosity.operate.prometheus.exporter import Exporter
 
 __all__ = ["FOLDER", "Sources", "app_of", "serve_page"]
 
@@ -114,6 +116,8 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
     app = Starlette(routes=served, exception_handlers={HTTPException: _not_found, Exception: _failed})
     app.router.redirect_slashes = False
     if sources.team is not None:
+        from luminosity.operate.page.team.team_guard import TeamGuard  # brings an HTTP client: not for every page
+
         return TeamGuard(app, sources.team, access, can_act=sources.can_act)
     return Guard(app, access, can_act=sources.can_act)
 
@@ -251,6 +255,8 @@ class _Replies:
 
     def metrics(self, request: Request) -> Response:
         """Return what Prometheus reads."""
+        from luminosity.operate.prometheus.exporter import Exporter
+
         try:
             with self._lock:
                 histories = self._drift.paths

@@ -92,12 +92,12 @@ def main() -> None:
     It gets its settings on standard input, and its listening socket from its parent.
     """
     os.nice(_NICE)
-    # Only now: the imports take half a second of a core.
-    from luminosity.operate.page.app import Sources, serve_page
-
     settings = json.load(sys.stdin)
     _end_with(settings["parent"])
     with socket.socket(fileno=settings["listener"]) as listener:
+        select.select([listener], [], [])  # until somebody opens the page: the imports take half a second of a core
+        from luminosity.operate.page.app import Sources, serve_page
+
         folder = Path(settings["folder"])
         sources = Sources(folder, can_act=settings["can_act"])
         serve_page(sources, settings["token"], listener, lambda _: None)

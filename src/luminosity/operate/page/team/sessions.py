@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Reader", "Sessions", "may_be"]
+__all__ = ["READER", "Reader", "Sessions", "may_be"]
 
+READER = "luminosity.reader"  # the key of a request's scope with its Reader
 _BYTES = 32  # random ones in names and tokens
 _MOST = 1_000  # sessions; the oldest one ends
 

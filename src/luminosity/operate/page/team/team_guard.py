@@ -19,17 +19,16 @@ from starlette.responses import Response
 
 from luminosity.operate.page.replies import error, json_bytes, with_headers
 from luminosity.operate.page.team.openid import Attempts, OpenIdProvider, SignInError
-from luminosity.operate.page.team.sessions import Reader, Sessions, may_be
+from luminosity.operate.page.team.sessions import READER, Reader, Sessions, may_be
 from luminosity.operate.page.team.settings import OpenIdSettings, ProxySettings, TeamSettings
 from luminosity.operate.web_server import Access, cookies_named
 
-__all__ = ["READER", "TeamGuard"]
+__all__ = ["TeamGuard"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-READER = "luminosity.reader"  # the key of a request's scope with its Reader
 _ACT = re.compile(r"/api/runs/[^/]*/act")
 _PATH = re.compile(r"/(?:runs|compare|drift)(?:[/?][\x21-\x5b\x5d-\x7e]*)?")  # to come back to after the sign-in
 _FRIENDLY_SITES = ("same-origin", "none")  # Sec-Fetch-Site: this page itself, or the address bar
