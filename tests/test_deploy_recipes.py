@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from packaging.version import Version
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity.cli import import_commands
+from luminosity.dataflow import image_recipe
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.drafts import Pool
 from luminosity.engine.resources.hints import Needs
@@ -259,3 +261,24 @@ def test_a_run_that_starts_with_the_head_alone_plans_workers_for_which_nodes_can
 class _Stage:
     id = label = "Step"
     is_source = False
+
+
+def test_the_flex_template_fits_its_image_and_the_pipeline() -> None:
+    spec = json.loads(FILES["flex-template.json"])
+    dockerfile = FILES["flex-template.Dockerfile"]
+    assert set(spec) == {"image", "sdkInfo", "metadata"}
+    assert spec["sdkInfo"] == {"language": "PYTHON"}
+    assert f"--tag {spec['image']} " in dockerfile
+    assert set(spec["metadata"]) == {"name", "description", "parameters"}
+    for each in spec["metadata"]["parameters"]:
+        assert set(each) == {"name", "label", "helpText", "regexes"}
+        value = "REGISTRY/shop:1-template" if each["name"] == "sdk_container_image" else "gs://BUCKET/in.csv"
+        assert all(re.fullmatch(regex, value) for regex in each["regexes"])
+        assert not any(re.fullmatch(regex, "two words\n") for regex in each["regexes"])
+    names = {f"--{each['name']}" for each in spec["metadata"]["parameters"]}
+    assert names == _OF_SCRIPTS | {"--sdk_container_image"}
+    instructions = [line for line in dockerfile.splitlines() if line and not line.startswith("#")]
+    (job,) = documents("pipeline-ci.yaml")
+    image = options(job["jobs"]["pipeline"]["env"]["DATAFLOW"].split())["--sdk_container_image"]
+    assert instructions[0] == f"FROM {image}"
+    assert instructions[-1] == f"ENV FLEX_TEMPLATE_PYTHON_PY_FILE={image_recipe.APP}/pipeline/pipeline.py"
