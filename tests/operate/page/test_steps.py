@@ -116,7 +116,7 @@ def test_composites_are_folded_and_open_with_a_click(page: Page, server: Served,
 def test_the_slow_step_is_named(page: Page, server: Served, runs: Path) -> None:
     page.goto(server.address(f"/runs/{records.run_ids(runs)[0]}"))
     expect(page.locator(".run-head .pace")).to_contain_text(
-        re.compile(r"Enrich reviews/Embed takes \d+% of its steps' time")
+        re.compile(r"Enrich reviews/Embed: \d+% of the steps' time of the stage")
     )
     page.locator("#steps thead button", has_text="Time").click()
     first = page.locator("#steps tbody tr").first

@@ -16,6 +16,7 @@ from luminosity._shared.text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster.agent.agent import RunOnNodes
 from luminosity.engine.cluster.agent.forked_workers import Exit
+from luminosity.engine.cluster.agent.node_load import NodeSample
 from luminosity.engine.cluster.driver import ray_calls
 from luminosity.engine.cluster.driver.agents import Agent, Agents, RemoteAgent
 from luminosity.engine.cluster.driver.leases import KILLED, Leases, NodeProcess, bundle_of
@@ -30,7 +31,7 @@ from luminosity.engine.resources.machine import visibility
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
-from luminosity.events import NodeView
+from luminosity.events import DeviceView, NodeView
 
 __all__ = ["NodeLauncher"]
 
@@ -38,7 +39,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _SURE_S = 15.0  # for a node to answer after its agent has ended; then Ray knows for certain whether it is dead
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
-_MOST_NODES = 100  # in a snapshot
 _THREADS = 16  # of each kind of work: the start of a hundred nodes must not take one after the other
 
 
@@ -249,13 +249,13 @@ class NodeLauncher:
         with self._lock:
             living = [each for each in self._processes.values() if not each.has_ended]
         workers = Counter(process.node_id for process in living if process.node_id)
-        samples = self._samples.newest
-        return tuple(
-            NodeView(node_id, sample.host, workers[node_id], sample.cpu_utilization, sample.ram_used, sample.ram_total)
-            if (sample := samples.get(node_id)) is not None
-            else NodeView(node_id, workers=workers[node_id])
-            for node_id in sorted({*workers, *samples})[:_MOST_NODES]
-        )
+        samples, blocks = self._samples.newest, self.objects.bytes_on_nodes()
+        views: list[NodeView] = []
+        for node_id in sorted({*workers, *samples}):
+            view = NodeView(node_id, workers=workers[node_id], blocks=blocks.get(node_id, 0))
+            sample = samples.get(node_id)
+            views.append(view if sample is None else _with_sample(view, sample))
+        return tuple(views)
 
     def object_bytes(self) -> int:
         """Return the bytes of the blocks in the cluster's stores, without second copies."""
@@ -371,3 +371,18 @@ class NodeLauncher:
         for threads in (self._starts, self._losses, self._reports):
             threads.close()
         self._calls.wait()
+
+
+def _with_sample(view: NodeView, sample: NodeSample) -> NodeView:
+    devices = tuple(
+        DeviceView(name, utilization=each.utilization, memory_used=each.memory_used, memory_total=each.memory_total)
+        for name, each in sample.devices.items()
+    )
+    return replace(
+        view,
+        address=sample.host,
+        utilization=None if sample.cpu_utilization is None else round(sample.cpu_utilization, 3),
+        ram_used=sample.ram_used,
+        ram_total=sample.ram_total,
+        devices=devices,
+    )

@@ -15,7 +15,7 @@ export function stuckOf(run) {
   if (!run.isLive) return [];
   const stacks = new Map(run.of("BundleStalled").map((event) => [keyOf(event.stall), event.traceback]));
   const stalls = (run.last?.stages ?? []).flatMap((stage) => stage.stalls ?? []).filter((stall) => stall.is_stalled !== false);
-  return stalls.sort((a, b) => b.seconds - a.seconds).map((stall) => ({ ...stall, stack: stacks.get(keyOf(stall)) ?? "" }));
+  return stalls.sort((a, b) => b.seconds - a.seconds).map((stall) => ({ ...stall, host: stall.node && run.hostOf(stall.node), stack: stacks.get(keyOf(stall)) ?? "" }));
 }
 
 /** Return the section; absent if nothing hangs. `onStep(step)` is called for a step that the reader chooses. */
@@ -35,7 +35,7 @@ export function stuckSection({ onStep }) {
       setText(age, duration(stall.seconds));
       const process = stall.pid ? ` (pid ${stall.pid})` : "";
       const state = stall.state === "stopped" ? ", which is stopped" : stall.state ? ", which does not answer" : "";
-      const parts = [`worker ${stall.worker}${process}${stall.node ? ` on node ${stall.node.slice(0, 8)}` : ""}${state}`, stall.place && `at ${stall.place}`, stall.waits_for && `waits for ${stall.waits_for}`];
+      const parts = [`worker ${stall.worker}${process}${stall.host ? ` on ${stall.host}` : ""}${state}`, stall.place && `at ${stall.place}`, stall.waits_for && `waits for ${stall.waits_for}`];
       setText(where, parts.filter(Boolean).join(" · "));
       if (stall.stack === shown) return;
       shown = stall.stack;
