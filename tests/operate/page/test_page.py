@@ -278,8 +278,10 @@ def test_a_run_that_hangs_says_where(page: Page, server: Served, runs: Path) -> 
         lines.write(LogLine(number, "info", f"line {number}"))
         expect(page.locator("#logs .entry").first).to_contain_text(f"line {number}")
     lines.close()
-    write(one_run.ended())
-    expect(page.locator("#stuck")).to_be_hidden()
+    write(replace(one_run.ended(), state="cancelled", failure=""))
+    expect(page.locator(".run-head .pill")).to_have_text("cancelled")
+    expect(stuck.locator(".entry-title")).to_have_text("infer had worked on one element for 42 s when the run ended")
+    expect(page.locator(".run-head .pace")).to_contain_text("infer was stalled when the run ended")
 
 
 def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server: Served) -> None:

@@ -142,6 +142,7 @@ def test_the_list_knows_arguments_without_secrets_and_groups_by_job(page: Page, 
     page.get_by_role("searchbox").fill("")
     expect(job.locator("td[data-title='Runs']")).to_have_text("2")
     expect(job.locator("td[data-title='Duration'] .bar")).to_have_count(2)
+    expect(job.locator("td[data-title='Pace'] a")).to_have_count(0)  # two runs say nothing of a pace
     job.get_by_role("button", name="nightly").click()
     expect(rows).to_have_count(2)
     expect(page.locator(".of-job")).to_contain_text("Runs of nightly")

@@ -1,6 +1,7 @@
 // Which stage sets the pace of a run, and whom it holds back.
 
 import { stalledOf } from "./status.js";
+import { stuckOf } from "./stuck.js";
 import { computes, count, counted, duration, listed, percent } from "./words.js";
 
 const YEAR_S = 365 * 86_400; // a lag beyond it says that the times of elements are not those of today
@@ -115,6 +116,8 @@ function quiet(run, infos, views) {
 }
 
 function pastBottleneck(run, infos, views) {
+  const [stuck] = stuckOf(run);
+  if (stuck) return { culprit: null, parts: [{ strong: stuck.step }, ` was stalled when the run ended: it had done nothing for ${duration(stuck.seconds)} in worker ${stuck.worker}${stuck.place ? `, at ${stuck.place}` : ""}.`] };
   const times = infos.map((info) => [info, views.get(info.id)?.busy_seconds ?? 0]).sort((a, b) => b[1] - a[1]);
   const total = times.reduce((sum, [, seconds]) => sum + seconds, 0);
   if (!total) return { parts: [] };

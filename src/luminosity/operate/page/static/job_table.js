@@ -18,9 +18,9 @@ export function jobTable({ onChoose }) {
     columns: [
       { key: "name", title: "Job", isText: true, value: (job) => job.name, cell: nameCell(onChoose) },
       { key: "state", title: "Last run", isText: true, value: (job) => job.newest.state, cell: lastCell },
+      { key: "pace", title: "Pace", isText: true, value: (job) => job.ratio ?? 1, cell: paceCell },
       { key: "runs", title: "Runs", value: (job) => job.runs, text: (job) => count(job.runs) },
       { key: "failed", title: "Failed", value: (job) => job.states.failed ?? 0, text: (job) => count(job.states.failed ?? 0) },
-      { key: "pace", title: "Pace", isText: true, value: (job) => job.ratio ?? 1, cell: paceCell },
       { key: "seconds", title: "Duration", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.seconds, cell: barsCell("seconds", duration) },
       { key: "elements", title: "Elements", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.elements, cell: barsCell("elements", count) },
       { key: "cost", title: "Cost", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.cost?.total ?? null, cell: barsCell("cost", (value, job) => money(value, job.newest.cost?.currency)) },

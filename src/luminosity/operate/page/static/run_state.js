@@ -90,7 +90,7 @@ export class RunState {
     this.leftOutOf = { ...(data.left_out_of ?? { "": data.left_out ?? 0 }) }; // events that are not here, by kind; older records say only how many
     this.nodes = new Map((this.started.machine?.nodes ?? []).map(({ id, address }) => [id, { address, host: "", most: 0 }])); // of the cluster, also those that are gone
     this.metrics = [];
-    this.last = null;
+    this.last = this.newest = null;
     this.points = [];
     this.apart = 0; // seconds between two points, at least
     this.arrivedAt = performance.now();
@@ -117,7 +117,7 @@ export class RunState {
     if (snapshot.metrics?.length) this.metrics = snapshot.metrics;
     const earlier = this.last;
     this.arrivedAt = performance.now();
-    this.last = snapshot;
+    this.last = this.newest = snapshot; // the end has another last one, in which nothing runs
     if (!snapshot.checkpoint && earlier?.checkpoint) this.last.checkpoint = earlier.checkpoint;
     for (const node of snapshot.nodes ?? []) this.#node(node.id, node.address, node.workers);
     keepSlowFields(earlier, snapshot);
@@ -217,6 +217,13 @@ export class RunState {
   /** Return the same with null where the value is not known, at which a line breaks. */
   broken(field, index = null) {
     return this.points.map((point) => [point.t, (index === null ? point[field] : point[field]?.[index]) ?? null]);
+  }
+
+  /** Return the largest value of one field for each stage, without a list for each: there may be hundreds. */
+  largest(field) {
+    const most = this.plan.stageIds.map(() => 0);
+    for (const point of this.points) point[field].forEach((value, index) => { if (value > most[index]) most[index] = value; });
+    return most;
   }
 
   /** Return elements a second of a stage over time. */

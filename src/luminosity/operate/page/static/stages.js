@@ -15,9 +15,9 @@ export function paddingOf(view) {
 }
 
 /** Return how often a stage's bundles failed, as its view or the run's events say. */
-function failuresOf(run, info, view) {
+function failuresOf(retried, info, view) {
   if (view?.retries) return view.retries;
-  return run.of("BundleRetried").filter((event) => isStepOf(event.step, info)).length;
+  return retried.filter((event) => isStepOf(event.step, info)).length;
 }
 
 /** Return the section. `show(stageId)` opens the row of a stage. */
@@ -46,6 +46,7 @@ export function stagesSection(run) {
     run = now;
     const views = run.views();
     const found = bottleneck(run);
+    const retried = run.of("BundleRetried");
     const rows = (run.started.stages ?? []).map((info) => {
       const view = views.get(info.id) ?? { status: "waiting" };
       const mean = run.seconds ? (view.elements ?? 0) / run.seconds : null;
@@ -53,7 +54,7 @@ export function stagesSection(run) {
         info, view, ...stageState(run, info, view, found),
         rate: run.isLive ? view.rate ?? 0 : mean,
         padding: paddingOf(view),
-        failures: failuresOf(run, info, view),
+        failures: failuresOf(retried, info, view),
       };
     });
     element.hidden = !rows.length;

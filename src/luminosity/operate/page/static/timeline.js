@@ -48,14 +48,18 @@ const CHARTS = [
   {
     title: "Throughput", unit: "elements per second, of the steps with the most work", format: short,
     lines: (run) => {
-      const views = run.plan.stageIds.map((id) => run.views().get(id) ?? {});
+      const now = run.views();
+      const views = run.plan.stageIds.map((id) => now.get(id) ?? {});
       const field = views.some((view) => view.busy_seconds) ? "busy_seconds" : "elements"; // older records lack times
       return largestStages(run, (index) => views[index][field] ?? 0, (index) => run.throughput(index));
     },
   },
   {
     title: "Queues", unit: "elements in front of a step, the longest ones", format: short, whole: true,
-    lines: (run) => largestStages(run, (index) => maximum(run.series("queued", index)), (index) => run.series("queued", index)),
+    lines: (run) => {
+      const most = run.largest("queued");
+      return largestStages(run, (index) => most[index], (index) => run.series("queued", index));
+    },
   },
   {
     title: "Workers", unit: "bundles that run, by pool, and how many could; ▼ a worker was lost", format: short, whole: true,
