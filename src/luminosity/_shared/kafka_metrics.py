@@ -48,10 +48,10 @@ class KafkaMetrics:
 
 # Ten for each factor of ten, so that a percentile is off by at most 15%; whole milliseconds below 6.
 _STEPS = (100, 125, 160, 200, 250, 315, 400, 500, 630, 800)
-_MOST_MS = 1_000_000_000  # eleven days; later times are counted together
+_MOST_MS = 10**13  # 317 years, so that the age of a record without a real timestamp is true, too
 BUCKET_LIMITS_MS: tuple[int, ...] = (
     *(0, 1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80),
-    *(step * 10**power for power in range(7) for step in _STEPS),
+    *(step * 10**power for power in range(11) for step in _STEPS),
     _MOST_MS,
 )
 """The greatest time in each bucket but the last, which has no limit."""
@@ -120,7 +120,7 @@ def bucket_counts(counters: Mapping[str, int], name: str) -> dict[int, int]:
     """Return the counts of the buckets of a time among the counters of a step.
 
     >>> bucket_counts({"latency_ms_to_3": 5, "latency_ms_to_more": 1, "records_written": 6}, "latency_ms")
-    {3: 5, 89: 1}
+    {3: 5, 129: 1}
     """
     found: dict[int, int] = {}
     for counter, count in counters.items():

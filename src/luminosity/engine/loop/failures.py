@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -227,10 +228,14 @@ class Failures:
 
 
 def _leave_out(records: Sequence[str]) -> Fix:
-    options = " ".join(f"--skip_record={place}" for place in records if " " not in place)
+    places = [f"--skip_record={place}" for place in records if " " not in place]
+    skipped, letters = "to leave the record out", "--dead_letters=FOLDER to go on without all elements that fail"
+    if not places:
+        return Fix(f"mend the step; or pass {letters}")
     return Fix(
-        f"mend the step; {options} leaves the record out" if options else "mend the step",
-        command=f"mend the step, or use {options} to leave the record out" if options else "mend the step",
+        f"mend the step; or pass {' '.join(places)} {skipped}, or {letters}",
+        # Shells take [0] for a pattern of file names.
+        command=f"mend the step; or add {' '.join(map(shlex.quote, places))} {skipped}, or {letters}",
     )
 
 
