@@ -250,12 +250,10 @@ class NodeLauncher:
             living = [each for each in self._processes.values() if not each.has_ended]
         workers = Counter(process.node_id for process in living if process.node_id)
         samples, blocks = self._samples.newest, self.objects.bytes_on_nodes()
-        views: list[NodeView] = []
-        for node_id in sorted({*workers, *samples}):
-            view = NodeView(node_id, workers=workers[node_id], blocks=blocks.get(node_id, 0))
-            sample = samples.get(node_id)
-            views.append(view if sample is None else _with_sample(view, sample))
-        return tuple(views)
+        return tuple(
+            _view(node_id, workers[node_id], blocks.get(node_id, 0), samples.get(node_id))
+            for node_id in sorted({*workers, *samples})
+        )
 
     def object_bytes(self) -> int:
         """Return the bytes of the blocks in the cluster's stores, without second copies."""
@@ -373,16 +371,20 @@ class NodeLauncher:
         self._calls.wait()
 
 
-def _with_sample(view: NodeView, sample: NodeSample) -> NodeView:
-    devices = tuple(
-        DeviceView(name, utilization=each.utilization, memory_used=each.memory_used, memory_total=each.memory_total)
-        for name, each in sample.devices.items()
-    )
-    return replace(
-        view,
-        address=sample.host,
-        utilization=None if sample.cpu_utilization is None else round(sample.cpu_utilization, 3),
-        ram_used=sample.ram_used,
-        ram_total=sample.ram_total,
-        devices=devices,
+def _view(node_id: str, workers: int, blocks: int, sample: NodeSample | None) -> NodeView:
+    if sample is None:
+        return NodeView(node_id, workers=workers, blocks=blocks)
+    load = sample.cpu_utilization
+    return NodeView(
+        node_id,
+        sample.host,
+        workers,
+        None if load is None else round(load, 3),
+        sample.ram_used,
+        sample.ram_total,
+        blocks,
+        tuple(
+            DeviceView(name, utilization=each.utilization, memory_used=each.memory_used, memory_total=each.memory_total)
+            for name, each in sample.devices.items()
+        ),
     )
