@@ -62,6 +62,7 @@ class Worker:
         # What its committed bundles have reported. On this machine its process is looked at instead.
         self.cpu_seconds = 0.0
         self.resident = 0
+        self.pid = 0
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
         self._free_source_streams = [f"source{slot}" for slot in range(SOURCE_SLOTS)]
         pool.with_free_streams[index] = self

@@ -243,7 +243,8 @@ class _Replies:
         return EventStream(self._streams, self._files, request.path_params["run"], after)
 
     def drift(self, request: Request) -> Response:
-        return json_reply(request, self._drift.data())
+        found = self._drift.data(request.query_params.get("known", ""))
+        return Response(status_code=204) if found is None else json_reply(request, found)
 
     def drift_report(self, request: Request) -> Response:
         found = self._drift.report(request.query_params.get("id", ""))

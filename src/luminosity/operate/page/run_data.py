@@ -56,8 +56,8 @@ class Run:
         self.number: int = content["number"]
         self.started_at = float(content["started"]["started_at"])
         self.arguments = tuple(str(word) for word in content["started"].get("arguments", ()))
-        names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
-        parts = {name: content[name] for name in names}
+        names = ("number", "started", "ended", "happenings", "left_out", "left_out_of", "snapshots")
+        parts = {name: content[name] for name in names if name in content}  # older records lack some
         self.steps = StepTree(content["started"])
         graph = {"stages": stage_graph(content["started"]["stages"])}
         if self.steps.is_known:
@@ -241,6 +241,8 @@ def _elements(stages: list[Content], state: str, is_stream: bool) -> tuple[int, 
         return most, most
     if is_stream:
         return most, None
+    if stages and all(stage["status"] == "done" for stage in stages):
+        return most, most
     under_way = [stage for stage in stages if stage["status"] != "done" and stage.get("elements")]
     if known := [stage for stage in under_way if stage.get("fraction")]:
         last = min(known, key=lambda stage: stage["fraction"])
@@ -264,6 +266,7 @@ class DriftFiles:
         self._lock = threading.Lock()
         self._versions: dict[str, tuple[FileVersion | None, FileVersion | None]] | None = None
         self._content = Packed(b"")
+        self._digest = ""
         self._reports: dict[str, str] = {}
 
     @property
@@ -273,11 +276,14 @@ class DriftFiles:
 
         return tuple(dict.fromkeys([*self._paths, *default_histories()]))
 
-    def data(self) -> Packed:
-        """Return the series of all histories, with the address of the report behind each point, and the alerts."""
+    def data(self, known: str = "") -> Packed | None:
+        """Return the series of all histories, with the address of the report behind each point, and the alerts.
+
+        Returns None if ``known`` is the ``digest`` in them: nothing has changed since then.
+        """
         with self._lock:
             self._look()
-            return self._content
+            return None if known == self._digest else self._content
 
     def report(self, digest: str) -> bytes | None:
         """Return a report, or None if no history names it, or if it is gone."""
@@ -309,7 +315,8 @@ class DriftFiles:
         for row in [row for series in found["histories"] for row in series["rows"]] + found["alerts"]:
             row["report"] = _address(row, reports)
         self._versions, self._reports = versions, reports
-        self._content = Packed(json_bytes(found))
+        self._digest = hashlib.sha256(json_bytes(found)).hexdigest()
+        self._content = Packed(json_bytes({**found, "digest": self._digest}))
 
 
 def _address(row: dict[str, Any], reports: dict[str, str]) -> str | None:

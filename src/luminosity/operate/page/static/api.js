@@ -50,7 +50,7 @@ export const act = (id, asked) => send(`${runAddress(id)}/act`, asked);
 /** End the session of this browser. */
 export const signOut = () => send("/logout", {});
 
-/** Return the JSON at an address of this server. */
+/** Return the JSON at an address of this server; null if there is nothing new. */
 export async function load(address, signal, more = {}) {
   let answer;
   try {
@@ -63,7 +63,7 @@ export async function load(address, signal, more = {}) {
     const said = answer.status === 401 ? notSignedIn() : SENTENCES[answer.status] ?? (await answer.json().catch(() => ({}))).error;
     throw new ApiError(answer.status, said ?? `The server answered with ${answer.status}.`);
   }
-  return answer.json();
+  return answer.status === 204 ? null : answer.json();
 }
 
 /** Return the address of the graph of a run's steps with these composites open. */
@@ -79,6 +79,8 @@ export const runsAddress = (asked) => `/api/runs?${queryOf(asked)}`;
 export const logsAddress = (id, asked) => `${runAddress(id)}/logs?${queryOf(asked)}`;
 export const logTextAddress = (id, asked) => `${runAddress(id)}/log.txt?${queryOf(asked)}`;
 
+/** Return the address of all drift, if it is not what the page knows already. */
+export const driftAddress = (known) => `/api/drift?${queryOf({ known })}`;
 export const changesAddress = (a, b) => `/api/compare?${new URLSearchParams({ a, b })}`;
 export const runAddress = (id) => `/api/runs/${encodeURIComponent(id)}`;
 export const actionsAddress = (id) => `${runAddress(id)}/actions`;
