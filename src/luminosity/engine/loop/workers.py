@@ -83,7 +83,7 @@ class Worker:
             return 0
         if self.bundles and any(b.is_suspect for b in self.bundles.values()):
             return 0
-        if self.is_borrowed and not self.bundles and not self.pool.may_borrow():
+        if self.index not in self.pool.places and not self.bundles and not self.pool.may_borrow():
             return 0
         if is_source:
             return 0 if self.is_borrowed else len(self._free_source_streams)

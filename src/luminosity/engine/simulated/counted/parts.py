@@ -137,6 +137,7 @@ def counted_parts(
         queue_limit=_NO_LIMIT,
         checkpoint=None,
         cluster=None,
+        elastic=None,
         prints={},
     )
 
@@ -145,6 +146,7 @@ def give_workers(pool: PoolRun, workers: int) -> None:
     """Let a pool have so many workers from now on. Workers beyond them get no more bundles: end them when idle."""
     groups = (_DEVICES,) * workers if pool.plan.device_groups else ()
     pool.plan = replace(pool.plan, workers=workers, device_groups=groups)
+    pool.places = dict.fromkeys(range(workers), "")
 
 
 def _message(count: int) -> bytes:
