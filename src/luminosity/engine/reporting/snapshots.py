@@ -25,6 +25,7 @@ from luminosity.events import (
     DeviceView,
     MemoryUse,
     MetricView,
+    NodeView,
     PoolInfo,
     PoolView,
     ProcessMemory,
@@ -40,6 +41,7 @@ from luminosity.runs.sampling import Sampler
 __all__ = ["Snapshots", "pool_view", "stall_view"]
 
 _STEPS_EVERY_S = 2.0  # between two looks at the figures of steps, which change slowly
+_MOST_NODES = 100  # in a snapshot
 _MOST_STALLS = 4  # of a stage: with hundreds of workers, all may wait for the same thing
 
 
@@ -58,6 +60,7 @@ class Snapshots:
         ``watch`` knows how much waits in the partitions of sources.
         """
         self.parts = parts
+        self.nodes: tuple[NodeView, ...] = ()  # all that the cluster has for the run, at the last snapshot
         self._peak = 0  # of the memory of all processes of a cluster
         self._asked = asked
         self._sampler = sampler
@@ -114,6 +117,7 @@ class Snapshots:
         cluster = self.parts.cluster
         if cluster is not None:
             self._look_at_nodes()
+            self.nodes = cluster.nodes()
         running = {
             worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
             for pool in self.parts.pools
@@ -131,7 +135,7 @@ class Snapshots:
             workers=self._sampler.workers.views(None if is_last else running),
             checkpoint=self.checkpoint(seconds),
             metrics=tuple(metrics),
-            nodes=cluster.nodes() if cluster is not None else (),
+            nodes=self.nodes[:_MOST_NODES],
         )
 
     def _look_at_nodes(self) -> None:
@@ -139,7 +143,7 @@ class Snapshots:
         for pool in self.parts.pools:
             for worker in pool.workers.values():
                 if worker.is_connected:
-                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident)
+                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident, worker.pid)
 
     def _processes_of_all_nodes(self) -> ProcessMemory:
         """Return the memory of this process and of all workers, as far as they have said."""
@@ -268,11 +272,12 @@ def pool_view(pool: PoolRun, seconds: float) -> PoolView:
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         # Sources of streams have slots of their own, and mostly wait.
         busy=sum(not b.stage.is_source for worker in pool.workers.values() for b in worker.bundles.values()),
-        slots=pool.most_workers() * pool.plan.slots,
+        slots=max(len(pool.places), len(pool.workers)) * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
         busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
         waiting=len(waiting),
         waits_for=waiting[0] if waiting else "",
+        wanted=pool.wanted if pool.plan.lease is not None else 0,
     )
 
 
@@ -293,11 +298,15 @@ def stall_view(stall: Stall) -> StallView:
 
 
 def _of_steps(stage: StageRun, metrics: RunMetrics) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the time and the output of the steps of a stage. Empty if nothing is known yet."""
+    """Return the time and the output of the steps of a stage. Empty if nothing is known yet.
+
+    Bundles that share a worker share its time, as in the stage's own.
+    """
     seconds, elements = metrics.of_steps(stage.id)
+    slots = stage.pool.plan.slots
     outputs = {each.unique_name: each.outputs.values() for each in stage.plan.transforms}
     steps = stage.plan.steps
-    times = tuple(round(seconds.get(step, 0.0), 3) for step in steps)
+    times = tuple(round(seconds.get(step, 0.0) / slots, 3) for step in steps)
     counts = tuple(sum(elements.get(output, 0) for output in outputs.get(step, ())) for step in steps)
     return times if any(times) else (), counts if any(counts) else ()
 

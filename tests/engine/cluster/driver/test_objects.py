@@ -75,6 +75,18 @@ def test_copies_go_to_the_node_that_holds_the_least() -> None:
     assert sorted(held) == ["b", "b", "c", "c"]
 
 
+def test_each_node_tells_the_bytes_that_it_holds() -> None:
+    cluster = _Cluster("a", "b")
+    first, second = cluster.make("w1.1"), cluster.make("w1.2")
+    assert cluster.table.bytes_on_nodes() == {"a": 14, "b": 14}
+    first.free()
+    assert cluster.table.bytes_on_nodes() == {"a": 7, "b": 7}
+    cluster.kill("b")
+    assert cluster.table.bytes_on_nodes() == {"a": 7, "driver": 7}
+    second.free()
+    assert cluster.table.bytes_on_nodes() == {}
+
+
 def test_lost_copies_are_renewed_so_that_a_second_loss_does_no_harm() -> None:
     cluster = _Cluster("a", "b", "c")
     blocks = [cluster.make(f"w1.{number}") for number in range(1, 101)]
@@ -160,3 +172,29 @@ def test_a_node_that_is_lost_while_its_block_is_copied_costs_another_copy_and_no
 
     assert set(cluster.make("w1.1").copies) == {"b", "c"}
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_node_without_workers_gives_its_blocks_to_others_before_it_is_given_back() -> None:
+    cluster = _Cluster("a", "b", "c")
+    held = [cluster.make(f"w1.{number}") for number in range(4)]
+
+    assert cluster.table.move_from("a")
+
+    assert [set(each.copies) for each in held] == [{"b", "c"}] * 4
+    cluster.store.dead.add("a")
+    later = cluster.make("w2.1", on="b")
+    assert set(later.copies) == {"b", "c"}, "no copies go to a node that was given back"
+    cluster.table.add_keeper(cluster.nodes["a"])
+    cluster.store.dead.clear()
+    assert cluster.table.move_from("b")
+    assert set(later.copies) == {"a", "c"}, "a node that is used again holds copies"
+
+
+def test_a_node_whose_blocks_can_not_be_copied_stays() -> None:
+    cluster = _Cluster("a", "b")
+    held = cluster.make("w1.1")
+    held.copies.pop("b")
+    cluster.store.dead |= {"a", "b"}
+
+    assert not cluster.table.move_from("a")
+    assert set(held.copies) == {"a"}
