@@ -33,8 +33,8 @@ __all__ = ["Outcome", "Point", "run"]
 LOOK_EVERY_S = 30.0  # how often an autoscaler looks, as Dataflow's does
 
 _MOST_WORKERS = 100  # of a pool, as the loop sees them: each stands for several in a larger pool
-_WORKER_SECONDS = 500.0  # of busy workers, as the loop sees them: a simulation of them takes about a second
-_SHORTEST_S = 4.0  # of a run, as the loop sees it: much longer than the times by which the loop looks at its workers
+_WORKER_SECONDS = 300.0  # of busy workers, as the loop sees them: a simulation of them takes about a second
+_SHORTEST_S = 3.0  # of a run, as the loop sees it: much longer than the times by which the loop looks at its workers
 _LONGEST_RUN_S = 600.0  # the same for few workers, whose bundles are few
 _LEAST_ELEMENT_S = 1e-5  # of work, as the loop sees it, so that it can tell how long an element takes
 # What a queue holds at least where bundles stand for many: so much work of all workers, as the loop sees it, but not
