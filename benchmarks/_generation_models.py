@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +112,21 @@ def make(name: str, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"pad_token_id": 0}))
     built = Tokenizer(models.WordLevel({f"w{number}": number for number in range(config["vocab_size"])}, "w0"))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    built.add_special_tokens(["w0"])
     built.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "w0", "model_max_length": _LONGEST}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def models() -> None:
-    """Print what runs here, and save all models."""
+    """Print what runs here, and save the models that the sections need."""
     import torch
-    import transformers
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     print(
         f"{device}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}, torch {torch.__version__},"
     )
-    print(f"transformers {transformers.__version__}; models with random weights, {'tiny' if is_small() else 'whole'}")
-    for name in SHAPES:
+    print(f"transformers {version('transformers')}; models with random weights, {'tiny' if is_small() else 'whole'}")
+    needs_all = "equality" in os.environ["ACCELERATOR_SECTIONS"].split(",")
+    for name in SHAPES if needs_all else ["1b"]:
         make(name, Path(os.environ["ACCELERATOR_MODELS"], name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from luminosity.inference.continuous import answers_of
 __all__ = ["prefix", "slots", "start"]
 
 _REQUESTS, _PER_SHARD = (32, 8) if is_small() else (3_000, 375)
+_FIRST = 8 if is_small() else 64  # requests, of which the first answer counts
+_FIRST_S = 10.0  # what workers, torch, the weights and the first steps take
 _ROWS, _SHARED, _NEW = (16, 80, 4) if is_small() else (1_000, 500, 16)
 
 
@@ -96,20 +99,21 @@ class _Timer:
 
 
 def start() -> None:
-    """Print how long each part of a start takes, in a fresh process."""
-    figures: list[Figure] = []
+    """Print how long a pipeline takes to its first answer, and each part of a start in this fresh process."""
+    found = run({"Generate": handler()}, requests, _FIRST, _FIRST)
+    bar = None if is_small() else _FIRST_S
+    note = f"of {_FIRST} requests through a pipeline, whose processes start with it; {found.said}"
+    figures = [Figure("seconds to the first answer", found.first_s, at_most=bar, note=note)]
 
     def timed(what: str, work: Callable[[], Any]) -> Any:
         begun = time.perf_counter()
-        found = work()
+        result = work()
         figures.append(Figure(f"seconds: {what}", time.perf_counter() - begun))
-        return found
+        return result
 
     torch = timed("import torch", lambda: importlib.import_module("torch"))
-    timed("import transformers, with its tokenizers", lambda: importlib.import_module("transformers").AutoTokenizer)
     made = handler()
     timed("tokenizer", lambda: made.tokenizer.limit)
-    timed("configuration", lambda: made.config)
     timed("the first use of the device", lambda: torch.zeros(1, device=made.device).sum().item())
     timer = _Timer()
     choice = importlib.import_module("luminosity.inference.handlers.text.slots.choice")
@@ -120,8 +124,10 @@ def start() -> None:
     model = timed("load_model", made.load_model)
     figures[-1] = figures[-1]._replace(note=str(timer))
     timed("warm_up", lambda: made.warm_up(model))
-    print_figures(figures)
     model.close()
+    figures.append(Figure("transformers is imported (0: no)", float("transformers" in sys.modules), at_most=0))
+    timed("for comparison: import transformers", lambda: importlib.import_module("transformers").AutoTokenizer)
+    print_figures(figures)
 
 
 def _answered(shares: bool, prompts: list[str]) -> tuple[float, list[list[int]]]:

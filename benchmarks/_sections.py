@@ -48,6 +48,7 @@ def main(about: str | None, sections: Mapping[str, tuple[str, float]], models: s
     begun, failed = time.monotonic(), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"ACCELERATOR_MODELS": folder, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        os.environ["ACCELERATOR_SECTIONS"] = ",".join(chosen)
         os.environ |= {"ACCELERATOR_SMALL": "1" if arguments.small else ""}
         # Beam's worker processes import these modules, too, and don't know where the script lies.
         os.environ["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import shutil
@@ -19,10 +20,11 @@ from packaging.version import Version
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS
 from luminosity.cli import import_commands
+from luminosity.dataflow import image_recipe
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.drafts import Pool
 from luminosity.engine.resources.hints import Needs
-from luminosity.engine.resources.machine import Machine, Node
+from luminosity.engine.resources.machine import LeaseNeeds, Machine, Node
 from luminosity.engine.resources.pools import assign
 from tests.docs_pages import REPOSITORY
 
@@ -237,7 +239,7 @@ def test_a_run_that_starts_with_the_head_alone_plans_workers_for_which_nodes_can
 
     def pool(needs: Needs, declared: int | None = accelerators) -> Pool:
         config = EngineConfig.of(PipelineOptions([f"--cpu_workers={cpu_workers}"]))
-        machine = Machine.of_cluster([head], declared, ["T4"])
+        machine = Machine.of_cluster([head], declared, ["T4", "TPU-V5E"])
         return assign([(_Stage(), needs)], machine, config, is_quiet=True)["Step"].pool
 
     cpu, device = pool(Needs()), pool(Needs(accelerator_count=1, accelerator_type="nvidia-tesla-t4", cpu_count=4))
@@ -249,9 +251,34 @@ def test_a_run_that_starts_with_the_head_alone_plans_workers_for_which_nodes_can
     assert most["cpu"][0] * most["cpu"][1]["CPU"] >= cpu_workers
     assert most["gpu"][0] * most["gpu"][1]["GPU"] >= accelerators
     assert not pool(Needs(accelerator_count=1), declared=None).device_groups  # without --accelerators
-    assert pool(Needs(min_ram_bytes=8 << 30)).workers == 1  # it needs a node at the start
+    large = pool(Needs(min_ram_bytes=8 << 30, cpu_count=8))
+    assert (large.workers, set(large.nodes), large.lease) == (cpu_workers, {""}, LeaseNeeds(8, 8 << 30, 0))
+    chips = pool(Needs(accelerator_count=4, accelerator_type="TPU-V5E"))
+    assert chips.lease is not None
+    assert (chips.lease.accelerator_kind, chips.workers, set(chips.nodes)) == ("tpu", accelerators // 4, {""})
 
 
 class _Stage:
     id = label = "Step"
     is_source = False
+
+
+def test_the_flex_template_fits_its_image_and_the_pipeline() -> None:
+    spec = json.loads(FILES["flex-template.json"])
+    dockerfile = FILES["flex-template.Dockerfile"]
+    assert set(spec) == {"image", "sdkInfo", "metadata"}
+    assert spec["sdkInfo"] == {"language": "PYTHON"}
+    assert f"--tag {spec['image']} " in dockerfile
+    assert set(spec["metadata"]) == {"name", "description", "parameters"}
+    for each in spec["metadata"]["parameters"]:
+        assert set(each) == {"name", "label", "helpText", "regexes"}
+        value = "REGISTRY/shop:1-template" if each["name"] == "sdk_container_image" else "gs://BUCKET/in.csv"
+        assert all(re.fullmatch(regex, value) for regex in each["regexes"])
+        assert not any(re.fullmatch(regex, "two words\n") for regex in each["regexes"])
+    names = {f"--{each['name']}" for each in spec["metadata"]["parameters"]}
+    assert names == _OF_SCRIPTS | {"--sdk_container_image"}
+    instructions = [line for line in dockerfile.splitlines() if line and not line.startswith("#")]
+    (job,) = documents("pipeline-ci.yaml")
+    image = options(job["jobs"]["pipeline"]["env"]["DATAFLOW"].split())["--sdk_container_image"]
+    assert instructions[0] == f"FROM {image}"
+    assert instructions[-1] == f"ENV FLEX_TEMPLATE_PYTHON_PY_FILE={image_recipe.APP}/pipeline/pipeline.py"

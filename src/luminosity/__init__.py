@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from luminosity._shared.lazy import lazy_names
-from luminosity.beam_fixes import lean_beam, without_tensorflow
-from luminosity.beam_fixes.noise import quiet
+from luminosity.beam_fixes import lean_beam, noise, without_tensorflow
 from luminosity.beam_fixes.stand_ins import STAND_INS, Expand
 from luminosity.runs.senders import SENDERS, MakeSender
 
@@ -115,7 +114,8 @@ __all__ = [
     "register_model",
 ]
 
-lean_beam.install({without_tensorflow.MODULE: without_tensorflow.run})  # workers import Beam and its handlers, too
+# Workers import Beam and its handlers, too.
+lean_beam.install({noise.MODULE: noise.run, without_tensorflow.MODULE: without_tensorflow.run})
 
 
 def _read_from_pubsub() -> Expand:
@@ -150,7 +150,7 @@ def _otlp() -> MakeSender:
 
 SENDERS["otlp"] = _otlp  # the engine uses it, and knows nothing of the part that it comes from
 
-quiet()  # here, because Beam writes these messages as soon as it is imported
+noise.quiet()  # here, because Beam writes these messages as soon as it is imported
 
 if not TYPE_CHECKING:  # so that a type checker reports names that don't exist
     _get, __dir__ = lazy_names(__name__)

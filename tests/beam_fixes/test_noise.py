@@ -28,3 +28,16 @@ def test_other_messages_of_the_root_logger_stay(caplog: pytest.LogCaptureFixture
     logging.warning("something else")
     logging.warning("apitools not found, and more")
     assert caplog.messages == ["something else"]
+
+
+def test_a_script_sets_up_logging_after_the_imports() -> None:
+    code = """
+import logging
+import luminosity, apache_beam
+import apache_beam.io.gcp.internal.clients.bigquery
+assert logging.getLogger().handlers == []
+logging.basicConfig(level=logging.INFO, format="mine %(message)s")
+logging.info("hello")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == "mine hello\n"

@@ -55,7 +55,7 @@ def test_a_reference_json_and_a_report(tables: list[str], tmp_path: Path, capsys
 def test_errors(tables: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["describe", tables[0], "--column", "wole"]) == 1
     assert "did you mean 'whole'?" in capsys.readouterr().err
-    assert main(["describe", " "]) == 1
+    assert main(["describe", " "]) == 2
     assert "is empty, expected a file" in capsys.readouterr().err
 
 

@@ -106,7 +106,7 @@ def test_csv_with_semicolons_tabs_and_other_encodings(capsys: pytest.CaptureFixt
     pq.write_table(pa.table({"b": _NEW[:, 1]}), "n.parquet")
     assert main(["drift", "n.parquet", "new.csv", "--column=b", "--encoding=cp1252"]) == 0
     capsys.readouterr()
-    assert main(["drift", "old.parquet", "new.parquet", "--delimiter=tab"]) == 1
+    assert main(["drift", "old.parquet", "new.parquet", "--delimiter=tab"]) == 2
     assert "found --delimiter, which is for CSV, but no CSV file" in capsys.readouterr().err
 
 
@@ -178,7 +178,7 @@ def test_a_folder_that_can_not_be_written_is_an_error_before_the_work(
     (folder / "locked").mkdir()
     allowed = os.access  # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and allowed(path, mode))
-    assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == 1
+    assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == 2
     assert f"locked/{file}: can't " in capsys.readouterr().err
 
 
@@ -524,6 +524,6 @@ def test_each_column_of_a_table_is_tested(tmp_path: Path, capsys: pytest.Capture
     assert main(["drift", "old.npy", "new.npy", *columns]) == 3
     assert "of 8 columns drifted" in capsys.readouterr().out
     for option in ("--rows=10", "--skip-missing", "--kernel=rbf", "--permutations=200"):
-        assert main(["drift", "old.npy", "new.npy", *columns, option]) == 1
+        assert main(["drift", "old.npy", "new.npy", *columns, option]) == 2
         said = f"found {option.partition('=')[0]}, which the test 'columns' does not have"
         assert said in capsys.readouterr().err

@@ -91,6 +91,19 @@ def test_extras_bring_their_libraries(tmp_path: Path) -> None:
     assert "COPY models" not in (tmp_path / "image" / "Dockerfile").read_text()
 
 
+def test_python_and_boot_are_copied_onto_another_image(tmp_path: Path) -> None:
+    assert main(["image", str(tmp_path / "image"), "--onto", "nvidia/cuda:12.8.1-cudnn-runtime-ubuntu24.04"]) == 0
+    lines = [line for line in (tmp_path / "image" / "Dockerfile").read_text().splitlines() if line[:1] not in "#"]
+    at = lines.index("FROM nvidia/cuda:12.8.1-cudnn-runtime-ubuntu24.04")
+    assert lines[0].endswith(" AS libraries")
+    assert [line for line in lines[:at] if "pip install" in line]
+    assert not [line for line in lines[at:] if "pip install" in line]
+    copied = [line for line in lines[at:] if line.startswith("COPY --from=libraries ")]
+    assert copied == [f"COPY --from=libraries {folder} {folder}" for folder in ("/usr/local", "/opt/apache/beam")]
+    assert lines[at:].index("RUN lum --version") > lines[at:].index(copied[-1])
+    assert lines[-1] == 'ENTRYPOINT ["/app/entry.sh"]'
+
+
 def test_a_folder_that_exists_is_refused_and_keeps_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +125,7 @@ def test_what_cannot_be_put_into_an_image_is_refused(tmp_path: Path, capsys: pyt
         return capsys.readouterr().err
 
     assert "found no missing.py" in refused("missing.py")
+    assert "is the base itself" in refused("--base", "mine", "--onto", "mine")
     assert "found --extra tranformers, expected one of" in refused("--extra", "tranformers")
     needs.write_text("no-such-library-here>=1\n")
     assert "found no no-such-library-here in this environment" in refused("--requirements", str(needs))

@@ -53,6 +53,14 @@ def test_run_runs_a_script_on_our_runner(script: Path) -> None:
     assert sorted((script.parent / "out.txt").read_text().split()) == ["2", "4", "6"]
 
 
+def test_a_script_sets_up_its_own_logging(tmp_path: Path) -> None:
+    (tmp_path / "logs.py").write_text(
+        "import logging\nlogging.basicConfig(level=logging.INFO, format='mine %(message)s')\nlogging.info('hello')\n"
+    )
+    done = lum("run", str(tmp_path / "logs.py"))
+    assert (done.returncode, done.stderr) == (0, "mine hello\n")
+
+
 def test_a_runner_that_is_named_is_used(script: Path) -> None:
     done = lum("run", str(script), "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner")
     assert "runner: FnApiRunner" in done.stdout

@@ -49,7 +49,7 @@ def test_a_line_that_cant_be_read_is_an_error_or_set_aside(
     assert "in.csv, line 62: found 1 value, expected 3 as in the header; " in told
     assert sorted(path.name for path in Path().iterdir()) == ["bad.jsonl", "in.csv"]
 
-    assert main([*command, "--dead-letters", "bad.jsonl"]) == (2 if command[0] == "evaluate" else 1)
+    assert main([*command, "--dead-letters", "bad.jsonl"]) == 2
     assert "--dead-letters=bad.jsonl: it exists already; choose another name" in capsys.readouterr().err
 
 
@@ -60,7 +60,7 @@ def test_json_counts_the_lines_and_a_failure_leaves_no_file(capsys: pytest.Captu
     assert (found["lines_unreadable"], found["dead_letters"]) == (1, "bad.parquet")
     Path("bad.parquet").unlink()
     assert main(["describe", "in.csv", "--column", "nosuch", "--dead-letters", "bad.parquet"]) == 1
-    assert main(["describe", "in.csv", "--dead-letters", "folder"]) == 1
+    assert main(["describe", "in.csv", "--dead-letters", "folder"]) == 2
     assert "expected the name of a file, such as bad.jsonl" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == ["in.csv"]
 

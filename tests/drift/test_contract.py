@@ -181,9 +181,9 @@ def test_the_command_takes_the_options_of_a_third_test(third_test: Path, capsys:
     assert capsys.readouterr().out.startswith("drift: p = ")
     assert main(["drift", "old.npy", "new.npy", "--test=mean", "--ignored-shift=1.5", "--json"]) == 0
     assert '"ignored_shift": 1.5' in capsys.readouterr().out
-    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--permutations=5"]) == 1
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--permutations=5"]) == 2
     assert "--permutations=5: expected a whole number from 7" in capsys.readouterr().err
-    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--kernel=rbf"]) == 1
+    assert main(["drift", "old.npy", "new.npy", "--test=mean", "--kernel=rbf"]) == 2
     assert "found --kernel, which the test 'mean' does not have; it takes --ignored" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["drift", "old.npy", "new.npy", "--test=mean", "--ignored-shift=much"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,25 @@ def test_packages_are_brought_to_a_ray_cluster(caplog: pytest.LogCaptureFixture)
         "--machine_type: no effect here. Workers run on the nodes of a cluster; --cpu_workers and --accelerators "
         "set their number."
     )
+
+
+def test_workers_are_limited_for_each_pool_or_for_those_with_a_name() -> None:
+    found = config("--ray_address=auto", "--max_workers=8", "--max_workers=cpu ram=8GiB=2", "--min_workers=device=1")
+    assert (found.max_workers, found.min_workers) == ({"": 8, "cpu ram=8GiB": 2}, {"device": 1})
+    assert config("--ray_address=auto", "--idle_timeout=2m").idle_timeout == 120.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--max_workers=8",), "--max_workers: found no --ray_address"),
+        (("--idle_timeout=8s",), "--idle_timeout: found no --ray_address"),
+        (("--ray_address=auto", "--max_workers=0"), "expected a whole number from 1, or POOL=N"),
+        (("--ray_address=auto", "--min_workers=device=many"), "expected a whole number from 0, or POOL=N"),
+        (("--ray_address=auto", "--min_workers=device=4", "--max_workers=3"), "expected at most 3"),
+        (("--ray_address=auto", "--idle_timeout=soon"), "expected a time from 1s"),
+    ],
+)
+def test_wrong_limits_of_pools_say_what_is_expected(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        config(*flags)

@@ -177,6 +177,8 @@ def test_each_key_has_its_own_model() -> None:
     assert "'lang' is null" in reasons[None]
     assert "no model has the key 'fr'; the KeyedModelHandler maps" in reasons["fr"]
     assert "'text' is null" in reasons["de"]
+    with pytest.raises(Exception, match=r"'size' has a model for each 'lang': no model has the key 'fr'.*KeyModelMap"):
+        enriched(table.slice(4, 1), size=Column(handler, "text", key="lang"))
     kept, _ = enriched(table.slice(0, 4), size=Column(handler, "text", key="lang", nulls="keep", dedupe=True))
     assert [row["size"] for row in kept] == [103, 204, 105, None]
     with pytest.raises(InvalidArgument, match="takes 'language', which is not in the table"):

@@ -96,7 +96,10 @@ def snapshot(number: int, seconds: float, elements: int = 100) -> Snapshot:
         run_id(number),
         seconds,
         (read, replace(embed, stream=stream)),
-        (PoolView("cpu", 2, 1, 2, busy_seconds=12.5), PoolView("device", 1, 1, 1, busy_seconds=3.0)),
+        (
+            PoolView("cpu", 2, 1, 2, busy_seconds=12.5),
+            PoolView("device", 1, 1, 1, busy_seconds=3.0, waiting=1, waits_for="1 GPU", wanted=2),
+        ),
         (DeviceView("gpu:0", 0.25, 0.5, 1 << 30, 16 << 30, peak_memory=2 << 30),),
         MemoryUse(10, 20, 30, 40),
         ProcessMemory(1000, 2000),

@@ -13,6 +13,7 @@ from luminosity.errors import OptionError
 from luminosity.events import (
     DeviceInfo,
     MachineInfo,
+    NodeInfo,
     PoolInfo,
     PoolView,
     Resources,
@@ -86,6 +87,13 @@ def test_workers_that_borrow_cores_do_not_cost_more_than_the_machine_has():
     bill = bill_of(record_of(CPU, events=events, machine=small), load_prices())
     assert bill.total == pytest.approx(2 * 0.056 + 4 * 0.003557)
     assert bill.pools[0].worker_seconds == 4 * 3600.0
+
+
+def test_workers_on_nodes_that_joined_later_are_billed_beyond_what_the_cluster_had_at_first():
+    small = replace(MACHINE, cores=2, ram=4 * GIB, devices=(), nodes=(NodeInfo("a", cores=2.0, ram=4 * GIB),))
+    events = tuple(replace(started(f"w{i}", "cpu", 0.0), node=node) for i, node in enumerate("aabb"))
+    bill = bill_of(record_of(CPU, events=events, machine=small), load_prices())
+    assert bill.total == pytest.approx(4 * 0.056 + 8 * 0.003557)
 
 
 def test_the_range_of_each_pool_holds_its_total():

@@ -67,6 +67,32 @@ RUNNER_FLAGS = (
         default="all that are detected",
     ),
     Flag(
+        "max_workers",
+        "[POOL=]N",
+        "on a Ray cluster: the most workers of each pool, or of the pools whose names begin with POOL; more than the "
+        "nodes have room for are asked for while work for them is left; may be given several times",
+        default="what there is room for",
+        page="scale-out.md",
+        is_list=True,
+    ),
+    Flag(
+        "min_workers",
+        "[POOL=]N",
+        "on a Ray cluster: the workers that each pool, or the pools whose names begin with POOL, starts with and keeps "
+        "while it has work to come; may be given several times",
+        default="1",
+        page="scale-out.md",
+        is_list=True,
+    ),
+    Flag(
+        "idle_timeout",
+        "TIME",
+        "on a Ray cluster: end a worker that has had nothing to do for this long, such as 30s or 10m, and give its "
+        "node back once it has none",
+        default="60s",
+        page="scale-out.md",
+    ),
+    Flag(
         "missing_resources",
         "warn|fail",
         "if steps ask for more accelerators, RAM or cores than the machine has, run them with less and a warning "

@@ -1,10 +1,15 @@
-"""A filter for log messages of Beam that a user can do nothing about."""
+"""What Beam logs while it is imported, and a user can do nothing about: it is dropped, and sets up no logging."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from types import ModuleType
 
-__all__ = ["quiet"]
+__all__ = ["MODULE", "quiet", "run"]
+
+MODULE = "apache_beam.io.gcp.internal.clients.bigquery"
+"""It logs by ``logging.warning``, which gives the root logger a handler if it has none."""
 
 
 _BEGINNINGS = (
@@ -30,6 +35,15 @@ def quiet() -> None:
     systems = logging.getLogger(_FILE_SYSTEMS)
     if _names_a_fault not in systems.filters:
         systems.addFilter(_names_a_fault)
+
+
+def run(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
+    """Run the code of ``MODULE`` and take its handler away: a script's ``logging.basicConfig`` would do nothing."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    execute(module)
+    for handler in [each for each in root.handlers if each not in before]:
+        root.removeHandler(handler)
 
 
 def _says_something(record: logging.LogRecord) -> bool:

@@ -188,7 +188,7 @@ def _logged_rows_shown() -> Generator[None]:
     if root.level != logging.WARNING:
         yield
         return
-    logging.basicConfig(format="%(message)s")  # no effect if Beam's imports have logged something
+    logging.basicConfig(format="%(message)s")
     handlers = list(root.handlers)
     for handler in handlers:
         handler.addFilter(_is_row_or_warning)

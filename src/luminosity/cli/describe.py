@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable, shorten
-from luminosity.cli.common.exits import FAILED, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.exits import fail_of, print_ignoring_closed_pipe
 from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
@@ -64,7 +64,7 @@ def _describe(parsed: argparse.Namespace) -> int:
     try:
         return _run(parsed)
     except LuminosityError as error:
-        return fail("describe", error, FAILED)
+        return fail_of("describe", error)
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -32,8 +32,9 @@ examples:
   lum image image src/ --requirements needs.txt  a folder, and more libraries
   lum image image p.py --extra transformers --model minilm  a model inside
   lum image image p.py --wheel dist/shop-1.0-py3-none-any.whl  your own package
+  lum image image p.py --onto nvidia/cuda:12.8.1-cudnn-runtime-ubuntu24.04  on CUDA
 
-  docker build --tag shop image                  build it
+  docker build --tag shop image                  build it (or: buildah build …)
   docker run shop lum run /app/pipeline/p.py     run the pipeline in it
 """
 
@@ -73,30 +74,38 @@ def add_to(commands: Any) -> None:
         help="a file or folder of a model, which becomes /models/NAME",
     )
     parser.add_argument("--base", metavar="IMAGE", help="the image to start from (Beam's for this Python and Beam)")
+    parser.add_argument(
+        "--onto",
+        metavar="IMAGE",
+        help="end with this image instead, such as one with CUDA: Python with all libraries and Beam's boot program "
+        "are copied into it",
+    )
     parser.set_defaults(command=image)
 
 
 def image(parsed: argparse.Namespace) -> int:
     """Write the recipe and print what to do with it; return the exit code."""
-    from luminosity.dataflow import image_recipe
+    from luminosity.dataflow import image_pins
     from luminosity.dataflow import image_recipe as recipe
 
     folder: Path = parsed.folder
     recipe.check_target(folder)
     _check(parsed)
-    image_recipe.check_extras(parsed.extra)
-    own = {wheel.name: wheel for wheel in map(image_recipe.read_wheel, parsed.wheel)}
-    requirements = [each for path in parsed.requirements for each in image_recipe.read_requirements(path)]
-    pins = image_recipe.lock(parsed.extra, requirements, own)
+    image_pins.check_extras(parsed.extra)
+    own = {wheel.name: wheel for wheel in map(image_pins.read_wheel, parsed.wheel)}
+    requirements = [each for path in parsed.requirements for each in image_pins.read_requirements(path)]
+    pins = image_pins.lock(parsed.extra, requirements, own)
     made = recipe.Recipe(
         base=parsed.base or recipe.default_base(),
         pins=pins,
         wheels=parsed.wheel,
         models=[path.resolve() for path in parsed.model],
         pipeline=parsed.pipeline,
+        onto=parsed.onto,
     )
     recipe.write(made, folder)
-    print(f"{folder}: from {made.base}, {len(pins)} libraries with exact versions")
+    copied = "" if made.onto is None else f", copied onto {made.onto}"
+    print(f"{folder}: from {made.base}, {len(pins)} libraries with exact versions{copied}")
     for pin in pins:
         if pin.note:
             print(f"  {pin.note}")
@@ -109,7 +118,11 @@ def image(parsed: argparse.Namespace) -> int:
 
 
 def _check(parsed: argparse.Namespace) -> None:
-    """Raise :class:`InvalidArgument` for paths that are not there, or that would meet in the image."""
+    """Raise :class:`InvalidArgument` for paths that are not there or would meet in the image, and for images."""
+    from luminosity.dataflow.image_recipe import default_base
+
+    if parsed.onto is not None and parsed.onto == (parsed.base or default_base()):
+        raise InvalidArgument(f"found --onto {parsed.onto}, which is the base itself, expected another image")
     pipeline: Path | None = parsed.pipeline
     if pipeline is not None and not pipeline.exists():
         raise InvalidArgument(f"found no {pipeline}, expected a pipeline's script, YAML file or folder")

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 import apache_beam
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
@@ -34,6 +35,9 @@ _MOST_SHOWN = 3
 _BUCKET = "use a bucket, such as gs://BUCKET/FOLDER"
 _REMEDIES = {"qdrant": "use the address of a server of the store", "lance": "use a disk that all workers share"}
 _IN_IMAGE = "copy it into the image (lum image --model PATH makes it /models/NAME), or use a bucket"
+_ONTO = " (with --onto IMAGE if its libraries need the CUDA of an image)"
+_HINTS: Any = common_urns.StandardResourceHints.Enum
+_ACCELERATOR = _HINTS.ACCELERATOR.urn
 _INSTALLED_BY = ("requirements_file", "setup_file", "extra_packages")
 
 
@@ -94,9 +98,12 @@ def _check_libraries(steps: Sequence[Step], options: PipelineOptions) -> Iterato
     plain = [step for step in steps if _BEAM_IMAGE.fullmatch(step.image)]
     ours = [step for step in plain if any(name.split(".")[0] == "luminosity" for name in step.modules)]
     if ours:
+        # torch and JAX bring their own CUDA; TensorRT and others need that of the image
+        onto = any(_ACCELERATOR in step.hints for step in ours)
         yield error(
             "these steps need Luminosity, and Beam's own image does not have it",
-            "write the recipe of an image with lum image, build and push it, and add --sdk_container_image=IMAGE",
+            f"write the recipe of an image with lum image{_ONTO if onto else ''}, build and push it, and add "
+            "--sdk_container_image=IMAGE",
             ours,
         )
     own = {step.name: names for step in plain if (names := {name for name in step.modules if _is_of_user(name)})}

@@ -29,6 +29,7 @@ from luminosity.engine.debugging.late_elements import LateElements
 from luminosity.engine.debugging.savefile import Saver
 from luminosity.engine.durable.checkpointer import SavedParts
 from luminosity.engine.durable.resume import Checkpoint
+from luminosity.engine.elastic.elastic_pools import ElasticPools
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
@@ -143,6 +144,10 @@ def assemble(
         server, process_launcher, cluster = _workers(
             data, config, pools, stages, descriptors, checkpoint, prepared.connection
         )
+    elastic = None
+    if cluster is not None:
+        limit, nodes = data.blocks.ledger.limit, prepared.machine.nodes
+        elastic = ElasticPools(running, stages, buffers, config, limit, nodes, cluster.usable_nodes)
     descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
     return RunParts(
         stages=stages,
@@ -165,6 +170,7 @@ def assemble(
         queue_limit=data.queue_limit,
         checkpoint=hook,
         cluster=cluster,
+        elastic=elastic,
     )
 
 

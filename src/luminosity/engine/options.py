@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from luminosity.errors import OptionError
 from luminosity.runner_options import LuminosityOptions
 from luminosity.runs.run_ids import run_to_store
 
-__all__ = ["EngineConfig", "check_ray_address", "job_name"]
+__all__ = ["EngineConfig", "check_ray_address", "job_name", "of_pool"]
 
 _BUDGET_PART = 4  # the default memory budget is RAM divided by this: user code needs most of it
 _COPY_LEASE_S = 60.0  # a run outlasts shorter outages; another machine waits half as long again
@@ -61,6 +61,8 @@ _TIME = re.compile(r"(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|)")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")  # a name, an IPv4 address, an IPv6 address in brackets
 _UNITS_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _MOST_JOB = 200  # characters of --job_name, which is a label of metrics
+_IDLE_S = 60.0  # a model takes as long to load: shorter pauses are not worth a new start
+_ONLY_ON_CLUSTERS = ("max_workers", "min_workers", "idle_timeout")
 _LEAST_BUDGET_BYTES = 1_000_000  # a budget below one block of data would spill everything
 
 
@@ -75,6 +77,9 @@ class EngineConfig:
     worker_start: str
     threads_per_worker: int
     memory_budget: int
+    min_workers: dict[str, int] = field(default_factory=dict[str, int])  # by pool; "" for each that has no other
+    max_workers: dict[str, int] = field(default_factory=dict[str, int])
+    idle_timeout: float = _IDLE_S  # after which a worker without work ends, on a cluster
     spill_dir: str | None = None
     debug: bool = False
     save_failed: str | None = None
@@ -137,6 +142,7 @@ class EngineConfig:
             telemetry=_choice("telemetry", ours.telemetry),
             **_checkpoint(options),
             **_pools(ours),
+            **_elastic(ours),
             worker_accelerator=worker_accelerator(options),
             ray_address=_ray_address(ours),
             worker_options=worker_options(given),
@@ -184,6 +190,50 @@ def _pools(ours: LuminosityOptions) -> dict[str, Any]:
     if ours.debug and pools != "hints":
         raise _only_one("--debug", f"--pools={pools}", fix="debug without --pools")
     return {"pools": pools, "hints_file": ours.hints or None}
+
+
+def _elastic(ours: LuminosityOptions) -> dict[str, Any]:
+    """Return the checked options about pools that grow and shrink. The pools that they name are known later."""
+    if ours.ray_address is None:
+        if given := [f"--{name}" for name in _ONLY_ON_CLUSTERS if getattr(ours, name)]:
+            raise OptionError(
+                f"{', '.join(given)}: found no --ray_address, expected one: on one machine, pools have fixed sizes",
+                fix="use --cpu_workers and --accelerators there",
+            )
+        return {}
+    least = _by_pool("min_workers", ours.min_workers or (), minimum=0)
+    most = _by_pool("max_workers", ours.max_workers or (), minimum=1)
+    for pool, count in least.items():
+        if (limit := of_pool(most, pool)) is not None and count > limit:
+            raise OptionError(
+                f"--min_workers={f'{pool}=' if pool else ''}{count}: found --max_workers={limit} for these pools, "
+                f"expected at most {limit}"
+            )
+    timeout = ours.idle_timeout
+    idle = _IDLE_S if timeout is None else _seconds("idle_timeout", timeout, _LEAST_TIMEOUT_S, _LONGEST_TIMEOUT_S)
+    return {"min_workers": least, "max_workers": most, "idle_timeout": idle}
+
+
+def _by_pool(name: str, given: Iterable[str], minimum: int) -> dict[str, int]:
+    """Return numbers by the pool that they are for; an empty name stands for all others."""
+    found: dict[str, int] = {}
+    for text in given:
+        pool, _, number = str(text).rpartition("=")  # the name of a pool may have one, such as "cpu ram=8GiB"
+        if not number.isdecimal() or int(number) < minimum:
+            raise OptionError(f"--{name}={text}: expected a whole number from {minimum}, or POOL=N such as device=4")
+        found[pool.strip()] = int(number)
+    return found
+
+
+def of_pool(given: Mapping[str, int], name: str) -> int | None:
+    """Return the number that an option gives for a pool: by its name, the beginning of its name, or for all pools.
+
+    >>> given = {"": 8, "device": 4, "device T4": 2}
+    >>> of_pool(given, "cpu"), of_pool(given, "device x2"), of_pool(given, "device T4"), of_pool({}, "cpu")
+    (8, 4, 2, None)
+    """
+    best = max((each for each in given if name.startswith(each)), key=len, default=None)
+    return None if best is None else given[best]
 
 
 def _ray_address(ours: LuminosityOptions) -> str | None:

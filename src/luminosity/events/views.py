@@ -297,11 +297,14 @@ class PoolView:
     name: str
     workers: int = gauge(0, "Workers that are up", "pool_workers")
     busy: int = 0  # bundles that run
-    slots: int = 0  # bundles that could run if all its workers were up
+    slots: int = 0  # bundles that could run if all workers were up for which it has a place now
     busy_seconds: float = counter(0.0, "Time in which workers of the pool had a bundle", "pool_busy_seconds", "seconds")
     busy_fraction: float = 0.0  # of the time of all its workers since the run started
-    waiting: int = 0  # workers for which a cluster has no place yet
+    waiting: int = gauge(0, "Workers for which a cluster has no place yet", "pool_workers_waiting", exports_zero=False)
     waits_for: str = ""  # what each of these asks for, such as "1 GPU"
+    wanted: int = gauge(
+        0, "Workers that the work left is worth, on a cluster", "pool_workers_wanted", exports_zero=False
+    )
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from typing import Any
 import apache_beam as beam
 
 from luminosity.errors import InvalidArgument
-from luminosity.io.lakes.delta_table import DeltaAddress, DeltaChanges, DeltaTable
+from luminosity.io.lakes.delta_log import DeltaAddress
+from luminosity.io.lakes.delta_table import DeltaChanges, DeltaTable
 from luminosity.io.lakes.iceberg_catalog import IcebergAddress
 from luminosity.io.lakes.iceberg_table import IcebergTable, Version
 from luminosity.io.read_table import ReadTable
-from luminosity.io.reading.named_table import NamedTable
+from luminosity.io.reading.follow import FollowVersions
+from luminosity.io.reading.named_table import FollowedTable, NamedTable, NewVersion, Part
 from luminosity.io.reading.reader import BATCH_ROWS
 
 __all__ = ["ReadDelta", "ReadIceberg"]
@@ -23,15 +25,34 @@ class _ReadNamed(ReadTable):
     """What both have in common: everything after the table is found is as ``ReadTable`` does it."""
 
     def __init__(
-        self, name: str, table: NamedTable, columns: Sequence[str] | None, where: Any, rows_per_batch: int
+        self,
+        table: NamedTable,
+        columns: Sequence[str] | None,
+        where: Any,
+        rows_per_batch: int,
+        poll_s: float | None = None,
     ) -> None:
         beam.PTransform.__init__(self)  # pyright: ignore[reportUnknownMemberType]
         if rows_per_batch < 1:
             raise InvalidArgument(f"found rows_per_batch={rows_per_batch}, expected 1 or more")
-        self._patterns = [name]
+        if poll_s is not None and poll_s <= 0:
+            raise InvalidArgument(f"found poll_s={poll_s}, expected seconds, more than 0")
+        self._patterns = [table.name]
         self._unreadable = []
         self._doubts = []
         self._open_named(table, columns, where, rows_per_batch)
+        self._poll_s = poll_s
+        self._where = where
+
+    def _emit_files(self, pipeline: Any) -> Any:
+        """Emit the parts of the table, and, if it is followed, those of each new version."""
+        table = self._settings.table
+        if self._poll_s is None or not isinstance(table, FollowedTable):
+            return super()._emit_files(pipeline)
+        opened = table.opened([part for part in self._files if isinstance(part, Part)])
+        begin = pipeline | "Opened" >> beam.Create([opened], reshuffle=False).with_output_types(NewVersion)
+        follow = beam.ParDo(FollowVersions(table, self._where, self._poll_s))
+        return begin | "Follow" >> follow.with_output_types(Part)
 
 
 class ReadIceberg(_ReadNamed):
@@ -65,6 +86,9 @@ class ReadIceberg(_ReadNamed):
         newest, as it is when the transform is made.
       since: a snapshot, like ``snapshot``: only rows that were appended after it are read. If rows were overwritten or
         deleted since, that is an error.
+      poll_s: how often to look for new snapshots, in seconds: then the read is a stream without an end. It begins with
+        the rows that it would read otherwise, and goes on with those that each new snapshot appends, whose time is that
+        of its commit. None reads a table that ends.
       rows_per_batch: the most rows of a batch.
     """
 
@@ -77,13 +101,14 @@ class ReadIceberg(_ReadNamed):
         catalog: Mapping[str, str] | None = None,
         snapshot: Version = None,
         since: Version = None,
+        poll_s: float | None = None,
         rows_per_batch: int = BATCH_ROWS,
     ) -> None:
         found = IcebergTable(IcebergAddress.of(table, catalog), snapshot, since)
         if where is not None and not type(where).__module__.startswith("pyarrow"):
             where = found.narrow(where)
         self._snapshot_id = found.snapshot_id
-        super().__init__(found.name, found, columns, where, rows_per_batch)
+        super().__init__(found, columns, where, rows_per_batch, poll_s)
 
     @property
     def snapshot_id(self) -> int | None:
@@ -117,6 +142,9 @@ class ReadDelta(_ReadNamed):
       since: a version: only rows that were appended after it are read. If files of it are gone, that is an error.
       changes_since: a version: reads what was inserted, updated and deleted from it on, as the table recorded it, with
         the columns ``_change_type``, ``_commit_version`` and ``_commit_timestamp``. One worker reads all of it.
+      poll_s: how often to look for new versions, in seconds: then the read is a stream without an end. It begins with
+        the rows that it would read otherwise, and goes on with those that each new version appends, whose time is that
+        of its commit. None reads a table that ends.
       rows_per_batch: the most rows of a batch.
     """
 
@@ -130,11 +158,14 @@ class ReadDelta(_ReadNamed):
         version: Version = None,
         since: Version = None,
         changes_since: int | None = None,
+        poll_s: float | None = None,
         rows_per_batch: int = BATCH_ROWS,
     ) -> None:
         address = DeltaAddress.of(os.fspath(path), storage_options)
         if changes_since is not None and since is not None:
             raise InvalidArgument(f"{address}: found since= and changes_since=, expected one of them")
+        if changes_since is not None and poll_s is not None:
+            raise InvalidArgument(f"{address}: found changes_since= and poll_s=, expected one: changes have an end")
         table: NamedTable
         if changes_since is not None:
             if version is not None and not isinstance(version, int):
@@ -144,7 +175,7 @@ class ReadDelta(_ReadNamed):
         else:
             table = read = DeltaTable(address, version, since)
             self._version = read.version
-        super().__init__(table.name, table, columns, where, rows_per_batch)
+        super().__init__(table, columns, where, rows_per_batch, poll_s)
 
     @property
     def version(self) -> int:

@@ -244,7 +244,7 @@ class ReadTable(beam.PTransform[Any, Any]):
             raise self._unreadable[0].error()
         for doubt in self.take_doubts():
             _LOGGER.warning("%s", doubt)
-        files = input_or_inputs | "Files" >> beam.Create(self._files, reshuffle=False)
+        files = self._emit_files(input_or_inputs)
         read = beam.ParDo(ReadRanges(self._settings))
         if not self._settings.keeps_unreadable:
             return remember_schema(files | "Read" >> read.with_output_types(pa.RecordBatch), self.schema)
@@ -253,6 +253,9 @@ class ReadTable(beam.PTransform[Any, Any]):
         bad.element_type = pa.RecordBatch
         remember_schema(bad, LETTERS)
         return remember_schema(outputs.good, self.schema), bad
+
+    def _emit_files(self, pipeline: Any) -> Any:
+        return pipeline | "Files" >> beam.Create(self._files, reshuffle=False)
 
     def annotations(self) -> dict[str, Any]:
         """Return the transform's annotations, with the files that it reads."""

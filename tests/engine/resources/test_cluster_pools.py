@@ -19,7 +19,7 @@ from luminosity.engine.options import EngineConfig
 from luminosity.engine.resources.hints import Needs
 from luminosity.engine.resources.machine import LeaseNeeds, Machine, Node
 from luminosity.engine.resources.pools import Assignment, Pool, assign
-from luminosity.errors import ResourcesExceeded
+from luminosity.errors import OptionError, ResourcesExceeded
 
 _GIB = 1 << 30
 _KNOWN = ("A100", "A100-80G", "H100", "L4", "T4")
@@ -250,3 +250,16 @@ def test_what_is_planned_fits_on_the_nodes(sizes: list[tuple[int, int, int, str]
         # A worker that waits for ever would keep its run from ending.
         assert all(pool.nodes) or not has_cores
         assert pool.nodes[pool.workers :] == () or pool.borrowed == len(pool.nodes) - pool.workers
+
+
+def test_limits_of_pools_leave_their_room_to_others() -> None:
+    needs = {"a": Needs(), "b": Needs(min_ram_bytes=_GIB)}
+    plain, large = (assigned(needs, node("1", 8), max_workers={"cpu": 6, "cpu ram": 2})[each].pool for each in "ab")
+    assert (plain.workers, plain.most) == (6, 6)
+    assert (large.workers, large.most) == (2, 2)
+    assert assigned(needs, node("1", 8), min_workers={"": 3})["a"].pool.least == 3
+
+
+def test_a_limit_for_a_pool_that_is_not_there_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--max_workers=device=2: found no such pool, expected one of 'cpu'"):
+        assigned({"a": Needs()}, node("1"), max_workers={"device": 2})

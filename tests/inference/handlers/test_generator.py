@@ -159,7 +159,7 @@ def test_a_real_model_from_a_gguf_file() -> None:
     found = [result.inference for result in handler.run_inference([*chats, prompt], model)]
 
     assert "Paris" in found[0]
-    tokenizer = handler.tokenizer.whole
+    tokenizer = handler.own_tokenizer
     as_tensors = {"return_tensors": "pt", "return_dict": True}
     inputs = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, **as_tensors) for chat in chats]
     for each, ours in zip([*inputs, tokenizer(prompt, return_tensors="pt")], found, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,7 +132,7 @@ def test_an_answer_that_is_cut_fails_alone_and_says_so(path: str) -> None:
     limited = handler.with_answer_format(AnswerFormat.of_regex(r"(good|[a-z]{30}x)"))
     model = limited.load_model()
     masks = masks_of(limited.tokenizer.whole, AnswerFormat.of_regex("good"), 400, {2})
-    good = limited.tokenizer.whole("good")["input_ids"]
+    good = limited.own_tokenizer("good")["input_ids"]
 
     assert masks.is_complete(good)
     assert not masks.is_complete(good[:0])
@@ -217,7 +218,7 @@ def test_equal_prompts_of_a_batch_are_computed_once(path: str, monkeypatch: pyte
 
 
 def test_a_mask_allows_what_the_format_allows(path: str) -> None:
-    tokenizer = TextGenerator(path, device="CPU").tokenizer.whole
+    tokenizer = TextGenerator(path, device="CPU").own_tokenizer
     masks = AnswerMasks(tokenizer, AnswerFormat.of_choices(["good", "bad"]), 368, [2])
     matcher, mask = masks.matcher(), masks.mask(2)
 
@@ -239,9 +240,9 @@ def test_a_mask_allows_what_the_format_allows(path: str) -> None:
 
 
 class TestMistakes:
-    def test_a_model_without_a_chat_template(self, path: str) -> None:
-        handler = TextGenerator(path, device="CPU")
-        handler.tokenizer.whole.chat_template = None
+    def test_a_model_without_a_chat_template(self, path: str, tmp_path: Path) -> None:
+        shutil.copytree(path, tmp_path / "model", ignore=shutil.ignore_patterns("chat_template.jinja"))
+        handler = TextGenerator(tmp_path / "model", device="CPU")
         with pytest.raises(InvalidArgument, match=r"has no chat template, .*; use a model that was trained for chats"):
             Prompt(handler, "{text}").prepare([{"text": "x"}])
 
@@ -289,7 +290,7 @@ class TestHostileValues:
 
     def test_special_tokens_in_a_value_are_text(self, path: str) -> None:
         handler = TextGenerator(path, device="CPU")
-        tokenizer = handler.tokenizer.whole
+        tokenizer = handler.own_tokenizer
         [ids] = Prompt(handler, "Read {text}").prepare([{"text": self.HOSTILE}]).column("prepared").to_pylist()
 
         special = [token for token in ids if token in (0, 1, 2)]
@@ -301,7 +302,7 @@ class TestHostileValues:
     def test_other_texts_have_the_tokens_of_the_tokenizer(self, path: str) -> None:
         handler = TextGenerator(path, device="CPU")
         chats = [[{"role": "user", "content": row["text"]}] for row in ROWS[:5]]
-        expected = handler.tokenizer.whole.apply_chat_template(chats, add_generation_prompt=True, return_dict=True)
+        expected = handler.own_tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=True)
 
         assert handler.prepare(chats).to_pylist() == expected["input_ids"]
         beside = handler.prepare([*chats, [{"role": "user", "content": self.HOSTILE}]]).to_pylist()

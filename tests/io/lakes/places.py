@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from luminosity import ReadDelta, ReadIceberg, ReadTable, WriteDelta, WriteIceberg
 from luminosity.io.lakes.contract import Lake
 from luminosity.io.lakes.delta_lake import DeltaLake
-from luminosity.io.lakes.delta_table import DeltaAddress
+from luminosity.io.lakes.delta_log import DeltaAddress
 from luminosity.io.lakes.iceberg_catalog import IcebergAddress
 from luminosity.io.lakes.iceberg_lake import IcebergLake
 from luminosity.io.lakes.write import WriteLake

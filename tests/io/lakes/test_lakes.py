@@ -242,6 +242,15 @@ def test_a_table_is_never_replaced_by_nothing(place: Place) -> None:
     assert _ids(place.read()) == []
 
 
+def test_a_new_table_may_be_overwritten_by_nothing(place: Place) -> None:
+    none = beam.Filter(lambda _: False).with_output_types(pa.RecordBatch)
+    write = place.write(mode="overwrite", schema=pa.schema({"id": pa.int64()}))
+    _write(none | write)
+    assert _ids(place.read()) == []
+    _write(none | write)
+    assert _ids(place.read()) == []
+
+
 def test_each_window_of_a_stream_is_a_commit(place: Place) -> None:
     events = stream_of(tables(1, 2, 11), 15, tables(12, 21), 30, element_type=pa.RecordBatch)
     with beam.Pipeline(LuminosityRunner(), PipelineOptions(["--streaming", "--progress=off"])) as pipeline:

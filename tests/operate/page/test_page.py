@@ -162,7 +162,7 @@ def test_a_batch_shows_what_is_known_and_nothing_empty(page: Page, server: Serve
     page.get_by_label("also those of Beam and Luminosity").check()
     expect(page.locator("#counters tbody tr")).to_have_count(5)
     assert page.locator(".chart:visible h3").all_inner_texts() == [
-        *("Throughput", "Queues", "Workers", "Devices", "Memory of devices", "Memory"),
+        *("Throughput", "Queues", "Workers", "Cost", "Devices", "Memory of devices", "Memory"),
     ]
     expect(page.locator("#stream")).to_be_hidden()
     page.locator("#models .open").first.click()
@@ -452,7 +452,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page, server: Served) -> No
     page.keyboard.press("ArrowLeft")
     expect(chart).to_have_attribute("aria-valuetext", re.compile(r"2 min \d+ s: .*Embed"))
     readouts = [text for text in page.locator("#timeline .chart:visible .readout").all_inner_texts() if text]
-    assert len(readouts) == 6  # one cursor points into all charts
+    assert len(readouts) == 7  # one cursor points into all charts
     page.keyboard.press("Escape")
     expect(page.locator("#timeline .readout").first).to_have_text("")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_other_prices_have_lines_of_their_own(tmp_path: Path) -> None:
         files = RunFiles(tmp_path, sheet)
         (found,) = files.lines.content(Asked())["runs"]
         assert (found["cost"]["currency"], files.lines.reads) == (sheet.currency, 1)
+
+
+def test_the_lists_of_few_price_sheets_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    kept: list[set[str]] = []
+    for number in range(6):
+        RunFiles(tmp_path, replace(load_prices(), region=f"region {number}")).lines.content(Asked())
+        kept.append({path.name for path in tmp_path.glob("*.cache.json")})
+        for path in tmp_path.glob("*.cache.json"):  # so that their order does not depend on the clock
+            time = path.stat().st_mtime - 1
+            os.utime(path, (time, time))
+
+    assert [len(each) for each in kept] == [1, 2, 3, 4, 4, 4]
+    assert not kept[0] & kept[-1], "the oldest ones made room"
 
 
 def test_words_groups_and_jobs_choose_runs(tmp_path: Path) -> None:

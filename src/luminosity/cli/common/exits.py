@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from luminosity._shared.user_code import from_user_code, is_users
-from luminosity.errors import LuminosityError
+from luminosity.errors import InvalidArgument, InvalidType, LuminosityError, ModelUnavailable, OptionError
 from luminosity.runs.manifest.masking import mask_text
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "discard_output",
     "end_process",
     "fail",
+    "fail_of",
     "interrupted",
     "print_any_character",
     "print_ignoring_closed_pipe",
@@ -62,6 +63,15 @@ _options: dict[str, Collection[str]] = {}  # by command
 
 _RETRY_S = 0.05  # a garbage collection is over by then, or the signal is sent once more
 _CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the process ends without them
+
+
+def fail_of(command: str, error: LuminosityError) -> int:
+    """Print an error like :func:`fail`, and return the exit code: ``WRONG_USE`` if options or their values are wrong.
+
+    The columns, tests and files that options name belong to them; what the rows hold does not.
+    """
+    is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType | ModelUnavailable)
+    return fail(command, error, WRONG_USE if is_wrong else FAILED)
 
 
 def fail(command: str, error: LuminosityError | str, status: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from luminosity.cli.common.exits import FAILED, fail
+from luminosity.cli.common.exits import fail_of
 from luminosity.cli.common.options import add_command, at_least, flag, fraction, whole_number
 from luminosity.cli.common.table_options import add_table_options
 from luminosity.drift.contract import DriftOption
@@ -113,7 +113,7 @@ def _drift(parsed: argparse.Namespace) -> int:
 
         return run(parsed)
     except LuminosityError as error:
-        return fail("drift", error, FAILED)
+        return fail_of("drift", error)
 
 
 def _text(options: Iterable[DriftOption], text: str) -> str:

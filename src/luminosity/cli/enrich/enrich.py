@@ -30,6 +30,10 @@ address, or a name on the Hugging Face hub. Models run on an accelerator if the
 machine has one.
 """
 _EPILOG = """\
+OUT has the rows of IN in another order: workers finish batches in any order,
+and none waits for another. If the order matters, keep a column with an id, and
+sort OUT by it.
+
 All other options starting with -- go to the runner: --cpu_workers=4,
 --progress=plain and the others that `lum run --help` lists.
 

@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
-from luminosity.cli.common.exits import FAILED, NOT_MET, WRONG_USE, fail, print_ignoring_closed_pipe
+from luminosity.cli.common.exits import NOT_MET, fail_of, print_ignoring_closed_pipe
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
 from luminosity.cli.evaluate.scored import SHOWN_OF_MODELS, add_model_options, as_wrong_options, check_metrics, scored
-from luminosity.errors import InvalidArgument, InvalidType, LuminosityError, ModelUnavailable, OptionError
+from luminosity.errors import LuminosityError, OptionError
 
 if TYPE_CHECKING:  # these import Beam, which takes a second: not for --help
     from luminosity.evaluation.evaluation import Evaluation
@@ -150,8 +150,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
     try:
         return _run(parsed)
     except LuminosityError as error:
-        is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType | ModelUnavailable)
-        return fail("evaluate", error, WRONG_USE if is_wrong else FAILED)
+        return fail_of("evaluate", error)
 
 
 def _requirement(text: str) -> tuple[str, float]:

@@ -52,14 +52,16 @@ class Staff:
         """Start the workers of devices, and one of each pool for models, before the first element arrives.
 
         All of them will be needed, and their models take long to load. On a cluster, each pool begins with two workers,
-        since the first worker of a node takes seconds to start.
+        or with ``--min_workers``, since the first worker of a node takes seconds to start.
         """
         for pool in self._parts.pools:
-            ahead = (
-                min(_ON_NODES_AHEAD, pool.plan.workers) if pool.plan.lease is not None else int(bool(pool.load_ahead))
-            )
-            for index in range(len(pool.plan.device_groups) or ahead):
-                self._start(pool, index)
+            ahead = int(bool(pool.load_ahead))
+            if pool.plan.lease is not None:
+                ahead = max(_ON_NODES_AHEAD, pool.plan.least)
+            if pool.plan.device_groups:
+                ahead = len(pool.places)
+            for index in list(pool.places)[:ahead]:
+                self.start(pool, index)
 
     def want_worker(
         self, pool: PoolRun, now: float, work: int, *, is_short: bool = False, may_borrow: bool = True
@@ -75,7 +77,7 @@ class Staff:
             index = pool.unused_borrowed_index()
         if index is not None and is_needed and pool.starting() < max(1, work):
             self._saturated_since[pool] = now
-            self._start(pool, index)
+            self.start(pool, index)
 
     def note_saturated(self, pool: PoolRun, now: float) -> float:
         """Note that a pool has no free slot for work that it could do now. Returns since when that is so."""
@@ -95,7 +97,8 @@ class Staff:
         )
         return min((start for start in starts if start > now), default=float("inf"))
 
-    def _start(self, pool: PoolRun, index: int) -> None:
+    def start(self, pool: PoolRun, index: int) -> None:
+        """Start a worker of a pool. On a cluster, this asks for its place and does not wait for it."""
         worker = Worker(pool, index)
         callbacks = Callbacks(
             on_connected=lambda: self._post(Connected(worker)),
@@ -157,6 +160,7 @@ class Staff:
         worker.pool.connected -= worker.is_connected and not worker.has_exited
         worker.has_exited = True
         worker.pool.workers.pop(worker.index, None)
+        worker.pool.with_free_streams.pop(worker.index, None)
         self._parts.server.disconnect(worker.id)
 
     def check_start(self, worker: Worker, code: int) -> None:
@@ -224,7 +228,7 @@ class Dispatch:
             if self._is_eligible(stage, now, wall_micros):
                 self._start(stage, now, wall_micros)
         for pool in self._parts.pools:
-            if pool.free_slots():
+            if pool.has_free_slot():
                 splits.take_work(pool, now, self._is_held_back)
             elif pool.workers and pool.may_grow():
                 if work := splits.work_to_take(pool, now, _SHORT_S):

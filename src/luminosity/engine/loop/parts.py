@@ -25,7 +25,7 @@ from luminosity.engine.workers.launcher import Launcher
 from luminosity.engine.workers.sdk.bundle_report import Stall
 from luminosity.events import NodeView
 
-__all__ = ["CheckpointHook", "CheckpointProgress", "ClusterView", "LoopListener", "RunParts"]
+__all__ = ["CheckpointHook", "CheckpointProgress", "ClusterView", "ElasticHook", "LoopListener", "RunParts"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class RunParts:
     queue_limit: int  # bytes that may wait in one queue
     checkpoint: CheckpointHook | None  # if the run is kept in a folder
     cluster: ClusterView | None  # on whose nodes the workers run
+    elastic: ElasticHook | None  # decides how many workers the pools have, on a cluster
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
 
     @property
@@ -121,6 +122,14 @@ class CheckpointHook(Protocol):
 
     def before_end(self, state: str) -> None:
         """Save everything, with the state in which the run ends. Waits until it is on the disk."""
+        ...
+
+
+class ElasticHook(Protocol):
+    """Decides how many workers pools have while the run lasts. The loop's thread calls it; nothing waits."""
+
+    def look(self, now: float, start: Callable[[PoolRun, int], None], end: Callable[[Worker], None]) -> None:
+        """Change the places of pools, start the workers that are wanted, and end those that are not."""
         ...
 
 

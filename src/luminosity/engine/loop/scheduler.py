@@ -40,7 +40,7 @@ __all__ = ["Scheduler"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after the last bundle
+_FINISH_TIMEOUT_S = 10.0  # for workers to tear down their steps after their last bundle
 _KILL_TIMEOUT_S = 10.0  # for the kernel to end killed workers
 _IDLE_WAKE_S = 0.2  # how often the listener's ``tick`` is called at least
 _LEAST_WAIT_S = 0.005  # between two looks for work that idle workers can take
@@ -205,7 +205,7 @@ class Scheduler:
             wake = min(wake, now + (fire - micros) / 1e6)
         for pool in self._parts.pools:
             wake = min(wake, pool.deadlines.next())
-            if pool.free_slots() or pool.unused_index() is not None:
+            if pool.has_free_slot() or pool.unused_index() is not None:
                 wake = min(wake, max(splits.next_taking(pool), now + _LEAST_WAIT_S))
         return max(0.0, min(wake, self._staff.next_start(now)) - now)
 
@@ -250,23 +250,28 @@ class Scheduler:
             return
         self._look_at = now + _LOOK_S
         self._stalls.look(self._staff.workers.values(), now)
+        if self._parts.elastic is not None and not self._is_stopping:
+            self._parts.elastic.look(now, self._staff.start, lambda worker: self._let_leave(worker, now))
         for worker in self._staff.workers.values():
             self._staff.kill_if_late(worker, now)
-            if worker.process is not None and worker.process.is_leaving():
+            if worker.is_leaving or (worker.process is not None and worker.process.is_leaving()):
                 self._let_leave(worker, now)
             for bundle in worker.bundles.values():
                 if bundle.is_suspect and bundle.stage.is_source and bundle.attempt is not None:
                     bundle.is_suspect = now - bundle.attempt.started_at <= _SUSPECT_S
 
     def _let_leave(self, worker: Worker, now: float) -> None:
-        """Give a worker whose machine will be gone no more bundles, and end it when those that run have ended."""
+        """Give a worker that is not needed, or whose machine will be gone, no more bundles, and end it after them."""
         if worker.is_stopping:
+            if now > worker.end_by:
+                worker.kill()
             return
         if not worker.is_leaving:
             worker.is_leaving = True
             self._end_early(worker, now)
         if not worker.bundles and not self._has_to_finalize(worker):
             worker.is_stopping = True
+            worker.end_by = now + _FINISH_TIMEOUT_S
             self._listener.worker_ends(worker)
             if worker.is_connected and worker.connection is not None:
                 worker.connection.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -44,11 +45,14 @@ class Worker:
         self.id = f"w{next(_numbers)}"
         self.pool = pool
         self.index = index
-        self.writer = pool.first_writer + index  # its number among all processes that write blocks: see spill/quota.py
-        self.created_at = pool.clock.monotonic()
+        self.is_borrowed = pool.is_borrowed(index)  # it runs on the core of another pool
+        self.writer = pool.writer(index)  # its number among all processes that write blocks: see spill/quota.py
+        self.created_at = self.asked_at = pool.clock.monotonic()
+        self.is_to_come = pool.has_no_node(index)
         self.is_connected = False
         self.is_leaving = False  # its machine will be gone soon: it gets no more bundles
         self.is_stopping = False
+        self.end_by = float("inf")  # when it is killed if it has not ended, once it is stopping
         self.has_exited = False
         self.overdue: Overdue | None = None  # why it is ended, if an element took too long
         self.process: Process | None = None
@@ -79,10 +83,10 @@ class Worker:
             return 0
         if self.bundles and any(b.is_suspect for b in self.bundles.values()):
             return 0
-        if self.index >= self.pool.plan.workers and not self.bundles and not self.pool.may_borrow():
+        if self.is_borrowed and not self.bundles and not self.pool.may_borrow():
             return 0
         if is_source:
-            return len(self._free_source_streams) if self.index < self.pool.plan.workers else 0
+            return 0 if self.is_borrowed else len(self._free_source_streams)
         return len(self._free_streams)
 
     def is_working(self) -> bool:
@@ -96,6 +100,7 @@ class Worker:
     def occupy(self, bundle: Bundle, instruction_id: str) -> str:
         """Take a slot for a bundle. Returns the id of the slot's data stream."""
         self.bundles[instruction_id] = bundle
+        self.pool.with_bundles[self.index] = self
         for busy in self._busy_times(bundle):
             busy.begin()
         stream_id = self._free_streams_of(bundle).pop()
@@ -106,6 +111,7 @@ class Worker:
     def vacate(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that has ended."""
         bundle = self.bundles.pop(attempt.instruction_id)
+        self._note_idle()
         for busy in self._busy_times(bundle):
             busy.end()
         self._free_streams_of(bundle).append(attempt.stream_id)
@@ -119,15 +125,24 @@ class Worker:
         """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""
         lost = list(self.bundles.values())
         self.bundles.clear()
+        self._note_idle()
         for bundle in lost:
             for busy in self._busy_times(bundle):
                 busy.end()
         return lost
 
+    def _note_idle(self) -> None:
+        if not self.bundles and self.pool.with_bundles.get(self.index) is self:
+            del self.pool.with_bundles[self.index]
+
     def _busy_times(self, bundle: Bundle) -> tuple[BusyTime, ...]:
         if bundle.stage.is_source:
             return (bundle.stage.busy,)  # it mostly waits
         return bundle.stage.busy, self.pool.worker_busy[self.index]
+
+    def is_up(self) -> bool:
+        """Return whether it is one of its pool's own workers, up or to come, and stays for now."""
+        return not (self.is_borrowed or self.is_leaving or self.is_stopping or self.has_exited)
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         """Send an instruction. Does not wait for the response."""
@@ -152,7 +167,8 @@ class Worker:
 class PoolRun:
     """A pool while a run lasts: its workers, which start as there is work for them.
 
-    ``plan`` is what was assigned: how many workers with which resources.
+    ``plan`` is what was assigned: how many workers with which resources. ``places`` are those that the pool may have
+    now; on a cluster, their number changes while the run lasts.
     """
 
     def __init__(self, plan: Pool, first_writer: int, clock: Clock) -> None:
@@ -163,17 +179,26 @@ class PoolRun:
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         # Those that may have a free slot, by index. With hundreds of workers, most are busy, and need no look.
         self.with_free_streams: dict[int, Worker] = {}
+        self.with_bundles: dict[int, Worker] = {}  # those that run some, by index: of many idle ones, none needs a look
         self.deadlines = Deadlines()  # of the bundles that run in its workers
         self.connected = 0  # workers
         self.failed_starts = 0  # in a row
         self.ready_at = clock.monotonic()  # when a worker was ready last, or the run began
         self.load_ahead = ""  # a file for its workers: see workers/worker_files.py
         self.is_stream = False  # whether one of its stages has input that may never end
+        # By the index of a worker: the node with room for it. Empty on one machine, and if the node is still to come.
+        self.places = {index: "".join(plan.nodes[index : index + 1]) for index in range(plan.workers)}
         self.worker_busy = [BusyTime(clock) for _ in range(plan.workers + plan.borrowed)]
+        self.wanted = plan.workers  # workers, by the rule in elastic/rule.py
+        self._most = 0  # workers at once, so far
 
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""
         return sum(worker.free_slots() for worker in self.with_free_streams.values())
+
+    def has_free_slot(self) -> bool:
+        """Return whether the connected workers can run one more bundle now. Quicker than to count if many can."""
+        return any(worker.free_slots() for worker in self.with_free_streams.values())
 
     def free_worker(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False
@@ -184,7 +209,7 @@ class PoolRun:
         the process, such as the key of ``BatchElements`` in a stream, stays one.
         """
         if self.plan.slots == 1 and not is_source and len(self.with_free_streams) > _MANY_WORKERS:
-            free = (w for w in self.with_free_streams.values() if w.index < self.plan.workers and w.free_slots())
+            free = (w for w in self.with_free_streams.values() if not w.is_borrowed and w.free_slots())
             if (first := next((worker for worker in free if not worker.bundles), None)) is not None:
                 return first
         has_many_slots = self.plan.slots > 1 or is_source
@@ -192,7 +217,7 @@ class PoolRun:
             self.free_workers(stage_id, max_active_bundles, is_idle=is_idle, is_source=is_source),
             key=lambda worker: (
                 worker.free_slots(is_source=is_source) if has_many_slots else 1,
-                worker.index < self.plan.workers,  # not on a borrowed core
+                not worker.is_borrowed,
                 stage_id in worker.warm_stages,
                 -worker.index,
             ),
@@ -219,11 +244,16 @@ class PoolRun:
 
     def all_slots(self) -> int:
         """Return the number of slots once all workers have started."""
-        return self.plan.workers * self.plan.slots
+        return len(self.places) * self.plan.slots
 
     def most_workers(self) -> int:
-        """Return the number of planned workers and of further ones that were started on borrowed cores."""
-        return max(self.plan.workers, 1 + max(self.workers, default=0))
+        """Return the most workers that the pool had places for at once, and of those on borrowed cores that started."""
+        self._most = max(self._most, len(self.places), len(self.workers))
+        return self._most
+
+    def own_workers(self) -> list[Worker]:
+        """Return its workers that stay for now, without those on borrowed cores."""
+        return [worker for worker in self.workers.values() if worker.is_up()]
 
     def starting(self) -> int:
         """Return the number of workers that have not connected yet."""
@@ -233,17 +263,40 @@ class PoolRun:
         """Return the first index without a worker, or None if the pool is full."""
         if not self.may_grow():
             return None  # without a look at each of hundreds: the loop asks all the time
-        return next((i for i in range(self.plan.workers) if i not in self.workers), None)
+        return next((i for i in self.places if i not in self.workers), None)
 
     def may_grow(self) -> bool:
         """Return whether one more worker could start, on a core of its own or a borrowed one."""
-        return len(self.workers) < self.plan.workers + self.plan.borrowed
+        return len(self.workers) < len(self.places) + self.plan.borrowed
+
+    def unused_indexes(self) -> Iterator[int]:
+        """Yield the indexes of workers that could have new places, without those on borrowed cores. Never ends."""
+        for index in itertools.count():
+            if index >= len(self.worker_busy):
+                self.worker_busy.append(BusyTime(self.clock))
+            if not (self.is_borrowed(index) or index in self.workers or index in self.places):
+                yield index
+
+    def is_borrowed(self, index: int) -> bool:
+        """Return whether the worker at ``index`` runs on the core of another pool."""
+        return self.plan.workers <= index < self.plan.workers + self.plan.borrowed
+
+    def has_no_node(self, index: int) -> bool:
+        """Return whether a cluster has no node yet for the worker at ``index``."""
+        return self.plan.lease is not None and not (self.is_borrowed(index) or self.places.get(index))
+
+    def writer(self, index: int) -> int:
+        """Return the number of the worker at ``index`` among all processes that write blocks.
+
+        Those that a cluster's pool gets while the run lasts share one: on a cluster, nothing is counted by it.
+        """
+        return self.first_writer + (index if index < self.plan.workers + self.plan.borrowed else 0)
 
     def may_borrow(self) -> bool:
         """Return whether cores of other CPU pools are idle that one more worker of this pool could use."""
         if not self.plan.borrowed:
             return False
-        cores = sum(pool.plan.workers * pool.plan.cores_per_worker for pool in self.cpu_pools)
+        cores = sum(len(pool.places) * pool.plan.cores_per_worker for pool in self.cpu_pools)
         busy = sum(
             bool(worker.is_working() or not worker.is_connected) * pool.plan.cores_per_worker
             for pool in self.cpu_pools
@@ -261,8 +314,9 @@ class PoolRun:
         needs = self.plan.lease
         if needs is None:
             return None
-        node = self.plan.nodes[index] if index < len(self.plan.nodes) else ""
-        return replace(needs, cpus=needs.cpus if index < self.plan.workers else 0.0, node=node)
+        if self.is_borrowed(index):
+            return replace(needs, cpus=0.0, node="".join(self.plan.nodes[index : index + 1]))
+        return replace(needs, node=self.places.get(index, ""))
 
     def environment(self, index: int) -> dict[str, str]:
         """Return ``os.environ`` of the worker at ``index``: this process's variables, its devices and its share."""

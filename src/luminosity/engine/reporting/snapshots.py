@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from luminosity.engine.data.world import Clock
-from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
@@ -17,6 +15,7 @@ from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.progress import StageProgress, StreamProgress
+from luminosity.engine.reporting.statuses import Statuses
 from luminosity.engine.reporting.step_metrics import Views, user_metrics
 from luminosity.engine.resources.hints import largest
 from luminosity.engine.workers.failure import describe_location
@@ -35,7 +34,6 @@ from luminosity.events import (
     StageInfo,
     StageView,
     StallView,
-    Status,
 )
 from luminosity.runs.manifest.masking import mask_text
 from luminosity.runs.sampling import Sampler
@@ -68,7 +66,7 @@ class Snapshots:
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageInput], str] = lambda stage: labels[stage.id]
-        self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
+        self._statuses = Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics, watch) for stage in parts.stages}
         streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
         self._steps: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}  # by stage: time and elements of steps
@@ -274,11 +272,12 @@ def pool_view(pool: PoolRun, seconds: float) -> PoolView:
         workers=sum(worker.is_connected for worker in pool.workers.values()),
         # Sources of streams have slots of their own, and mostly wait.
         busy=sum(not b.stage.is_source for worker in pool.workers.values() for b in worker.bundles.values()),
-        slots=pool.most_workers() * pool.plan.slots,
+        slots=max(len(pool.places), len(pool.workers)) * pool.plan.slots,
         busy_seconds=round(busy_seconds, 3),
         busy_fraction=_fraction(busy_seconds, pool.most_workers() * seconds),
         waiting=len(waiting),
         waits_for=waiting[0] if waiting else "",
+        wanted=pool.wanted if pool.plan.lease is not None else 0,
     )
 
 
@@ -341,54 +340,3 @@ def _distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
         taken = set(labels.values())
         labels[stage.id] = next(name for name in (label, f"{label} {stage.id}") if name not in taken)
     return labels
-
-
-class _Statuses:
-    """Finds out what each stage does or waits for."""
-
-    def __init__(
-        self,
-        stages: Sequence[StageRun],
-        buffers: dict[bytes, BufferRun],
-        clock: Clock,
-        label_of: Callable[[StageInput], str],
-    ) -> None:
-        self._clock = clock
-        self._label_of = label_of
-        self.writers_before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
-        self.side_input_writers = {
-            run.id: _writers(buffers[side_input.buffer_id] for side_input in run.plan.side_inputs) for run in stages
-        }
-        self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
-
-    def status(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
-        """Return the status of a stage with ``running`` bundles, and the labels of the stages or pool it waits for."""
-        if stage.is_done():
-            return "done", ()
-        if not stage.is_ready:
-            return "waiting", self._unfinished(self.side_input_writers[stage.id])
-        if not running and stage.gate is not None and stage.gate.count and not stage.queued:
-            return "waiting", self._unfinished(self.side_input_writers[stage.id])
-        has_work = stage.has_work(self._clock.micros())
-        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
-        if running:  # a queue that is full only with what its own bundles are about to write holds nobody back
-            full = [reader for reader in full if reader.queued_bytes]
-        if full:
-            return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
-        if running:
-            return "busy", ()
-        is_worker_free = stage.pool.free_slots() > 0
-        before = self._unfinished(self.writers_before[stage.id])
-        # A sink with little input waits for more, in order to write fewer files.
-        if before and (not has_work or (stage.plan.is_sink and is_worker_free)):
-            return "starved", before
-        if has_work:
-            return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
-        return "waiting", ()  # for a timer or a delayed element
-
-    def _unfinished(self, stages: Iterable[StageInput]) -> tuple[str, ...]:
-        return tuple(self._label_of(stage) for stage in stages if not stage.is_done())
-
-
-def _writers(buffers: Iterable[BufferRun]) -> list[StageInput]:
-    return list(dict.fromkeys(writer for buffer in buffers for writer in buffer.writers))

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from luminosity._shared.text import format_size
+from luminosity.engine.options import EngineConfig, of_pool
 from luminosity.engine.resources.drafts import Draft, Missing, Pool, StageToPlace
+from luminosity.engine.resources.growth import Growing, check_pools, grow
 from luminosity.engine.resources.hints import Needs, cluster_type, types_of
 from luminosity.engine.resources.machine import CLUSTER_DEVICE, LeaseNeeds, Machine, Node, Room, Rooms
 
@@ -38,6 +40,8 @@ def limited_to_nodes(stage: StageToPlace, needs: Needs, machine: Machine, missin
             nodes = having
             if not nodes:
                 return needs  # --accelerators promises nodes of which nothing is known
+    elif _has_no_workers_yet(machine):
+        return needs
     beside = f" with {needs.accelerator_count} accelerator(s)" if needs.accelerator_count else ""
     most_ram = max((node.ram_bytes for node in nodes), default=0)
     if needs.min_ram_bytes > most_ram:
@@ -65,6 +69,16 @@ def _of_kind(nodes: Sequence[Node], accelerator_type: str) -> list[Node]:
     return [node for node in found if node.accelerator_kind == "gpu"] or found
 
 
+def _kind_of(accelerator_type: str) -> str:
+    """Return the kind of accelerators of a type that no node has yet, such as ``TPU-V5E`` or ``T4``."""
+    return "tpu" if accelerator_type.upper().startswith("TPU") else "gpu"
+
+
+def _has_no_workers_yet(machine: Machine) -> bool:
+    """Return whether no node takes workers without an accelerator yet: only a head without cores is there."""
+    return not any(node.cores for node in machine.nodes)
+
+
 def _declares_more(machine: Machine) -> bool:
     """Return whether ``--accelerators`` promises more than the nodes have now."""
     return len(machine.devices) > sum(int(node.accelerators) for node in machine.nodes)
@@ -86,31 +100,18 @@ def _largest(machine: Machine, kind: str, count: int) -> str:
 
 
 @dataclass(eq=False)
-class _Placed:
-    """The workers of a draft: what each asks for, and the ids of their nodes so far."""
+class _Placed(Growing):
+    """The workers of a draft."""
 
-    draft: Draft
-    needs: LeaseNeeds
-    nodes: list[str] = field(default_factory=list[str])
-
-    @property
-    def counted(self) -> int:
-        """What limits count: the accelerators of all workers, or the workers if they have none."""
-        return self.weight * len(self.nodes)
-
-    @property
-    def weight(self) -> int:
-        return self.needs.gpus or 1
+    draft: Draft = field(kw_only=True)
 
 
-def size_on_cluster(
-    drafts: list[Draft], machine: Machine, cpu_workers: int | None, missing: list[Missing]
-) -> list[Pool]:
+def size_on_cluster(drafts: list[Draft], machine: Machine, config: EngineConfig, missing: list[Missing]) -> list[Pool]:
     """Return the pool of each draft; drafts that have to share workers get the same pool.
 
-    Every pool gets one worker. Then device pools get more in turn, then CPU pools, while there is room. ``cpu_workers``
-    and ``--accelerators`` may ask for workers beyond that, which wait for nodes. Adds to ``missing`` what the first
-    workers of all pools together lack.
+    Every pool gets one worker. Then device pools get more in turn, then CPU pools, while there is room.
+    ``--cpu_workers`` and ``--accelerators`` may allow workers beyond that, for nodes to come. Adds to ``missing`` what
+    the first workers of all pools together lack.
     """
     rooms = Rooms(machine.nodes)
     joined = _open_types_joined(drafts, machine.nodes)
@@ -119,16 +120,22 @@ def size_on_cluster(
     order = sorted(drafts, key=lambda d: (not d.groups, not d.device_type, -d.devices_per_worker, -d.ram, -d.cores))
     for draft in order:
         if id(draft) not in joined:
-            _place_first(draft, rooms, placed, joined, machine, missing)
+            _place_first(draft, rooms, placed, joined, machine, config, missing)
+    names = [_name(each) for each in placed]
+    check_pools("min_workers", config.min_workers, names)
+    check_pools("max_workers", config.max_workers, names)
+    for each, name in zip(placed, names, strict=True):
+        each.most = of_pool(config.max_workers, name)
     devices = [each for each in placed if each.needs.gpus]
     cpus = [each for each in placed if not each.needs.gpus]
-    _grow(devices, len(machine.devices), rooms)
-    _grow(cpus, cpu_workers if cpu_workers is not None else machine.cores, rooms)
+    cpu_workers = config.cpu_workers
+    grow(devices, len(machine.devices), rooms)
+    grow(cpus, cpu_workers if cpu_workers is not None else machine.cores, rooms)
     if _declares_more(machine):
-        _grow(devices, len(machine.devices), None)
+        grow(devices, len(machine.devices), None)
     if cpu_workers is not None:
-        _grow(cpus, cpu_workers, None)
-    pools = _pools(placed, rooms, machine)
+        grow(cpus, cpu_workers, None)
+    pools = _pools(placed, rooms, machine, config)
     return [pools[id(_last(draft, joined))] for draft in drafts]
 
 
@@ -160,6 +167,7 @@ def _place_first(
     placed: list[_Placed],
     joined: dict[int, Draft],
     machine: Machine,
+    config: EngineConfig,
     missing: list[Missing],
 ) -> None:
     """Place the first worker of a pool, beside those of the pools that were placed before."""
@@ -170,7 +178,7 @@ def _place_first(
         memory=draft.ram,
         gpus=draft.devices_per_worker,
         accelerator_type=draft.device_type,
-        accelerator_kind=having[0].accelerator_kind if having else "gpu",
+        accelerator_kind=having[0].accelerator_kind if having else _kind_of(draft.device_type),
     )
     node = rooms.place(needs)
     lacks_devices = not node and needs.gpus and rooms.largest(needs) is None
@@ -180,7 +188,9 @@ def _place_first(
         lighter = replace(needs, cpus=0.0)  # it shares the cores of others
         node = rooms.place(lighter)
         needs = lighter if node else needs
-    if not node and (room := rooms.largest(needs)) is not None and (draft.ram or draft.cores_are_asked_for):
+    waits = not needs.gpus and _has_no_workers_yet(machine)  # for nodes to come, whatever the head has
+    is_special = draft.ram or draft.cores_are_asked_for
+    if not node and not waits and is_special and (room := rooms.largest(needs)) is not None:
         less = _limited(needs, room)
         if not draft.cores_are_asked_for:
             less = replace(less, cpus=0.0)
@@ -189,7 +199,7 @@ def _place_first(
     elif not node:
         what = f"step {draft.labels[0]!r} needs {needs.words}, and no node of the cluster has it now"
         missing.append(Missing(what, "it waits until a node joins"))
-    placed.append(_Placed(draft, needs, [node]))
+    placed.append(_Placed(needs, [node], draft=draft))
 
 
 def _join(
@@ -256,20 +266,7 @@ def _too_much(draft: Draft, needs: LeaseNeeds, less: LeaseNeeds) -> Missing:
     )
 
 
-def _grow(group: list[_Placed], limit: int, rooms: Rooms | None) -> None:
-    """Add workers to the pools in turn while there is room for them; without ``rooms``, they wait for nodes to join."""
-    growing = [each for each in group if each.needs.gpus or each.needs.cpus]
-    while growing:
-        for each in list(growing):
-            node = ""
-            is_full = sum(other.counted for other in group) + each.weight > limit
-            if is_full or (rooms is not None and not (node := rooms.place(each.needs))):
-                growing.remove(each)
-            else:
-                each.nodes.append(node)
-
-
-def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine) -> dict[int, Pool]:
+def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine, config: EngineConfig) -> dict[int, Pool]:
     """Return the finished pools, by the ids of their drafts."""
     borrowed = {id(each): _borrowed(each, placed, rooms) for each in placed}
     spare = _spare_ram(placed, borrowed, rooms, machine)
@@ -292,6 +289,8 @@ def _pools(placed: list[_Placed], rooms: Rooms, machine: Machine) -> dict[int, P
             borrowed=len(borrowed[id(each)]),
             lease=each.needs,
             nodes=(*each.nodes, *borrowed[id(each)]),
+            least=of_pool(config.min_workers, _name(each)) or 0,
+            most=each.most,
         )
     return pools
 

@@ -48,6 +48,9 @@ class Pool:
     # On a cluster, the id of the node with room for each worker: first for the pool's own ones, then for those on
     # borrowed cores; empty for one that waits for a node. The cluster may place a worker elsewhere.
     nodes: tuple[str, ...] = ()
+    # On a cluster: --min_workers and --max_workers of the pool. Without a most, it has as many as there is room for.
+    least: int = 0
+    most: int | None = None
 
     def share(self, index: int) -> WorkerShare:
         """Return the share of the pool's worker number ``index``."""
@@ -55,7 +58,8 @@ class Pool:
             pool=self.name,
             cores=self.cores_per_worker,
             ram_bytes=self.ram_per_worker,
-            devices=self.device_groups[index] if self.device_groups else (),
+            # A cluster gives each worker its devices itself: for one beyond the plan, these only say how many.
+            devices=self.device_groups[min(index, len(self.device_groups) - 1)] if self.device_groups else (),
             workers=self.workers + self.borrowed,
         )
 

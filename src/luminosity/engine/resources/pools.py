@@ -80,7 +80,7 @@ def assign(
         chosen[stage.id] = key, draft.slots if is_limited else SOURCE_SLOTS
     sized: list[Pool] | None = None
     if machine.nodes:
-        sized = size_on_cluster(list(drafts.values()), machine, config.cpu_workers, missing)
+        sized = size_on_cluster(list(drafts.values()), machine, config, missing)
     else:
         _fit_ram(list(drafts.values()), machine, missing)
     if missing and config.missing_resources == "fail":

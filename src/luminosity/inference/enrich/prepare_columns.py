@@ -125,8 +125,7 @@ class RowPreparer:
                 model = self._first.set.name_of_key(keys[place])
             except KeyError as error:
                 if not isinstance(error, self._caught):
-                    blame_rows(error, block, place, 1, self.names[0])
-                    raise
+                    raise self._unknown_key(error, block, place) from None
                 letters[place] = self._letter(error)
                 continue
             mine = by_model.setdefault(model, ([], []))
@@ -205,6 +204,17 @@ class RowPreparer:
                 letters |= dict.fromkeys(lacking.tolist(), self._letter(self._null_input(name, block, int(lacking[0]))))
             seen[lacking] = False
         return np.flatnonzero(seen), letters
+
+    def _unknown_key(self, error: KeyError, block: TableBlock, place: int) -> TableError:
+        """Return the error for a row whose key has no model."""
+        found = TableError(
+            f"the column {self.names[0]!r} has a model for each {self._column.key!r}: {error.args[0]}; the key is in "
+            f"{block.row(place)}",
+            fix="add a KeyModelMapping for the key, filter these rows out first, or get them as dead letters with "
+            "Enrich(...).with_exception_handling()",
+        )
+        setattr(found, ELEMENT_AT_FAULT, block.row(place))
+        return found
 
     def _null_input(self, name: str, block: TableBlock, place: int) -> ValueError:
         """Return the error for a dead letter; raise it if errors of its type are not caught."""

@@ -34,6 +34,7 @@ from luminosity.inference.prompts.template import Messages, NullValue, Template,
 __all__ = ["Prompt", "PromptModel"]
 
 _CHAT, _COST, _PREPARED = "chat", "cost", "prepared"
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 _NO_CHAT: Messages = [{"role": "user", "content": "-"}]  # of a row that is not asked
 
 
@@ -341,6 +342,13 @@ def _check_takes_chats(handler: ModelHandler[Any, Any, Any]) -> None:
             f"{type(without_functions(handler)).__name__} has functions before or after it (with_preprocess_fn, "
             "with_postprocess_fn), which a Prompt can't run",
             fix="call with_preprocess_fn or with_postprocess_fn of the Prompt",
+        )
+    made: pa.DataType | None = getattr(without_functions(handler), "output_type", None)
+    if made is not None and made not in _TEXTS:
+        raise InvalidType(
+            f"found {type(without_functions(handler)).__name__}, whose predictions are {made}, expected a model of "
+            "chats, whose predictions are texts",
+            fix="use TextGenerator or HttpModelHandler.chat",
         )
 
 

@@ -47,6 +47,8 @@ class _Text:
             start = match.end()
             if match[0] in ("{{", "}}"):
                 literals[-1] += match[0][0]
+            elif text.startswith("{}", match.start()):
+                raise InvalidArgument("found {} in the template, expected the name of a column in it", fix=_DOUBLE)
             elif match[1] is None:
                 around = text[max(match.start() - 10, 0) : match.end() + 10]
                 raise InvalidArgument(f"found a single {match[0]!r} in the template, near {around!r}", fix=_DOUBLE)
@@ -79,6 +81,8 @@ class Template:
     def __init__(
         self, template: str | Sequence[Mapping[str, str]], system: str | None = None, has_pictures: bool = False
     ) -> None:
+        if not isinstance(template, str | Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidType(f"found the template {template!r}, expected a text or a list of messages")
         given: list[Any] = [{"role": "user", "content": template}] if isinstance(template, str) else list(template)
         if system is not None:
             given.insert(0, {"role": "system", "content": system})
@@ -89,7 +93,7 @@ class Template:
         if not self.columns and not has_pictures:
             raise InvalidArgument(
                 "found no column in the template, so every row would get the same prompt",
-                fix='write the name of a column in braces: "Classify: {text}"',
+                fix='write the name of a column in single braces: "Classify: {text}"',
             )
         if self._texts[-1][0] != "user":
             raise InvalidArgument(

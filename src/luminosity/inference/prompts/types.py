@@ -240,4 +240,8 @@ def _unsupported(kind: Any, path: str) -> InvalidType | InvalidArgument:
     fix = _FIXES.get(origin) if isinstance(origin, type) or origin is Any else None
     if not isinstance(kind, type) and not get_origin(kind) and type(kind) in _PLAIN:
         fix = f"name a type, not a value: {cast('Any', type(kind)).__name__}"
+    if isinstance(kind, str) and "|" in kind:
+        fix = f"name the allowed texts: Literal[{', '.join(repr(each.strip()) for each in kind.split('|'))}]"
+    if kind is None:
+        fix = "leave returns= out for a text"
     return InvalidType(f"found the type {shown} for {path}, expected {_EXPECTED}", fix=fix)

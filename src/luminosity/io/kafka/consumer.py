@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from luminosity.extras import require
+from luminosity.io.endless import StepUsers
 from luminosity.io.kafka.client import KafkaClient, describe
 from luminosity.io.kafka.offsets import BrokerQueries, ErrorLog
 from luminosity.io.kafka.record import Partition
@@ -194,20 +195,18 @@ class Pool:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a bundle that was given up may be collected while it is held
         self._idle: dict[tuple[str, Any], GroupConsumer] = {}
-        self._users: dict[str, int] = {}
+        self._users = StepUsers()
 
     def enter(self, step: str) -> None:
         """Count one more user of a step's consumers."""
         with self._lock:
-            self._users[step] = self._users.get(step, 0) + 1
+            self._users.enter(step)
 
     def leave(self, step: str) -> None:
         """Count one user less. The last one closes the step's consumers."""
         with self._lock:
-            self._users[step] = self._users.get(step, 1) - 1
-            if self._users[step] > 0:
+            if not self._users.leave(step):
                 return
-            del self._users[step]
             closing = [self._idle.pop(key) for key in list(self._idle) if key[0] == step]
         for consumer in closing:
             consumer.close()

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from luminosity.errors import InvalidArgument
-from luminosity.io.lakes.delta_table import DeltaAddress, DeltaTable
+from luminosity.io.lakes.delta_log import DeltaAddress
+from luminosity.io.lakes.delta_table import DeltaTable
 from luminosity.io.lakes.iceberg_catalog import IcebergAddress
 from luminosity.io.lakes.iceberg_table import IcebergTable
 from luminosity.io.lakes.rows_tables import HuggingFaceTable, LanceRows

@@ -57,7 +57,7 @@ class Committer:
         """Commit the files unless that was done already. May be killed at any point, and called again."""
         lake = self.lake
         has_rows = any(file.rows for file in files)
-        if not has_rows and (not self.replaces or self.if_empty == "keep" or lake.version() is None):
+        if not has_rows and (not self.replaces or self.if_empty == "keep" or not lake.has_rows()):
             return self._done(lake.version(), files)
         last: Conflict | None = None
         for attempt in range(_ATTEMPTS):

@@ -16,7 +16,8 @@ from luminosity.errors import Fix, InvalidArgument, WriteError
 from luminosity.io.folders import why_not_writable
 from luminosity.io.lakes.columns import with_plain_types
 from luminosity.io.lakes.contract import CommitNote, Conflict, DataFile, Lake, Layout, Mode, NewTable
-from luminosity.io.lakes.delta_table import DeltaAddress, features_in_use
+from luminosity.io.lakes.delta_log import DeltaAddress
+from luminosity.io.lakes.delta_table import features_in_use
 from luminosity.io.writing.write_step import NULL_FOLDER, partitioned
 
 __all__ = ["DeltaLake"]

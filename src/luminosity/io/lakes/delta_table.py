@@ -2,146 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
-from luminosity._shared.text import first_line
-from luminosity.errors import Fix, InvalidArgument, LuminosityError, TableError, may_pass
-from luminosity.extras import require
+from luminosity.errors import Fix, TableError
 from luminosity.io.formats import Format
 from luminosity.io.lakes.columns import with_plain_types
+from luminosity.io.lakes.delta_log import Added, DeltaAddress, appended_by, made_at
 from luminosity.io.lakes.part_reader import Bounds, PartReader, possible_parts
 from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.named_table import NamedTable, Part
+from luminosity.io.reading.named_table import FollowedTable, NamedTable, NewVersion, Part
 from luminosity.io.reading.reader import ByteRange, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
 
-__all__ = ["DeltaAddress", "DeltaChanges", "DeltaTable", "features_in_use"]
+__all__ = ["DeltaChanges", "DeltaTable", "features_in_use"]
 
 _READ = frozenset({"timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"})
 """The features of tables that this reader knows."""
 _COARSE = datetime.timedelta(milliseconds=1)  # to which some writers cut times in statistics
-_SHOWN_CHARACTERS = 300  # of an error of a library
 
 
 @dataclass(frozen=True)
-class DeltaAddress:
-    """The folder of a table, on this machine or on a store that deltalake knows; ``options`` has the credentials."""
+class _File:
+    """What the log says about a data file."""
 
     path: str
-    options: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-
-    @classmethod
-    def of(cls, path: str, options: Mapping[str, str] | None) -> DeltaAddress:
-        """Return the address. Workers may run in another folder, so that paths are made absolute."""
-        require("deltalake", "delta")
-        return cls(path if "://" in path else os.path.abspath(path), dict(options or {}))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the table is in a folder of this machine."""
-        return "://" not in self.path
-
-    def find(self, at: Any = None) -> Any:
-        """Return the table at a version or time, or None if there is no table."""
-        from deltalake import DeltaTable as Table
-        from deltalake.exceptions import TableNotFoundError
-
-        if isinstance(at, bool) or not isinstance(at, int | datetime.datetime | None):
-            raise InvalidArgument(f"{self}: found the version {at!r}, expected a number or a time")
-        with self.errors():
-            if self.is_local and not os.path.isdir(os.path.join(self.path, "_delta_log")):
-                return None  # deltalake would make the folder
-            try:
-                table = Table(self.path, storage_options=dict(self.options) or None)
-            except TableNotFoundError:
-                return None
-            newest = table.version()
-            if at is None or at == newest:
-                return table
-            if isinstance(at, int) and not 0 <= at <= newest:
-                raise TableError(f"{self}: found the version {at}, expected 0 to {newest}")
-            if isinstance(at, int):
-                table.load_as_version(at)
-                return table
-            at = at.astimezone(datetime.timezone.utc)  # a time without a zone is that of this machine
-            table.load_as_version(at)
-            if (made := _made_at(table)) is not None and at < made:
-                raise TableError(
-                    f"{self}: found the time {at.isoformat()}, expected {made.isoformat()}, its first version, or later"
-                )
-            return table
-
-    def load(self, at: Any = None) -> Any:
-        """Return the table. Raises if there is none."""
-        found = self.find(at)
-        if found is None:
-            raise TableError(f"{self}: no Delta table: {self._instead()}")
-        return found
-
-    def _instead(self) -> str:
-        if not self.is_local:
-            return "it has no folder _delta_log"
-        if not os.path.isdir(self.path):
-            return "the folder does not exist"
-        return "the folder has no _delta_log in it"
-
-    @contextlib.contextmanager
-    def errors(self) -> Generator[None]:
-        """Turn the errors of deltalake into a ``TableError``."""
-        require("deltalake", "delta")
-        from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-
-        try:
-            yield
-        except (LuminosityError, CommitFailedError, TableNotFoundError):
-            raise
-        except Exception as error:
-            # deltalake also raises plain Exceptions.
-            if type(error) is not Exception and not isinstance(error, DeltaError | OSError | ValueError):
-                raise
-            text = first_line(str(error) or type(error).__name__, _SHOWN_CHARACTERS)
-            fix = None
-            if not self.is_local and any(
-                word in str(error).lower() for word in ("credential", "forbidden", "403", "401")
-            ):
-                fix = Fix(
-                    "pass storage_options= with the credentials", command="set the credentials in the environment"
-                )
-            raise TableError(
-                f"{self}: can't be used: {text}", fix=fix, may_pass=may_pass(error, in_user_code=False)
-            ) from error
-
-    def open_file(self, path: str) -> Any:
-        """Open a data file."""
-        if "://" not in path:
-            return pa.OSFile(path)
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
-
-        folder, _, name = path.rpartition("/")
-        system = PyFileSystem(DeltaStorageHandler(folder, dict(self.options) or None))
-        return system.open_input_file(name)
-
-    def join(self, name: str) -> str:
-        """Return the path of a data file from its name in the log, which may be a whole address."""
-        return name if "://" in name else f"{self.path.rstrip('/')}/{unquote(name)}"
-
-    def __str__(self) -> str:
-        return f"delta:{self.path}"
+    size: int
+    rows: int | None
+    values: Mapping[str, Any]  # of its partition
+    bounds: Mapping[str, Bounds]
 
 
-class DeltaTable(NamedTable):
+class DeltaTable(FollowedTable):
     """A version of a Delta table, or the rows that were appended after another version."""
+
+    kind = "ReadDelta"
 
     def __init__(self, address: DeltaAddress, at: Any = None, since: Any = None) -> None:
         self.name = str(address)
@@ -166,22 +69,57 @@ class DeltaTable(NamedTable):
             actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
             deleted = _deleted(self._table)
         self._table = None  # not sent to workers
-        found = [self._part(action, deleted) for action in actions if action["path"] not in self._old]
-        return sorted(possible_parts(found, self._whole, where), key=lambda part: part.path)
+        files = [
+            _File(
+                self._address.join(action["path"]),
+                action["size_bytes"],
+                action["num_records"],
+                {name: action[f"partition.{name}"] for name in self.partition.names},
+                {name: _bounds(name, action) for name in self.stored.names},
+            )
+            for action in actions
+            if action["path"] not in self._old
+        ]
+        return self._possible(files, deleted, where)
 
-    def _part(self, action: dict[str, Any], deleted: Mapping[str, bytes]) -> tuple[Part, Mapping[str, Bounds]]:
-        path, rows = self._address.join(action["path"]), action["num_records"]
-        values = {name: action[f"partition.{name}"] for name in self.partition.names}
-        texts = tuple((name, None if value is None else _text(value)) for name, value in values.items())
-        bounds = {name: _bounds(name, action) for name in self.stored.names}
-        known = {name: Bounds(value, value, 0) for name, value in values.items() if value is not None}
-        kept = deleted.get(path)
-        if rows is None:
-            rows = self._count(path)
+    def opened(self, parts: list[Part]) -> NewVersion:
+        """Return the version that was opened."""
+        made = made_at(self._address.load(self.version))
+        return NewVersion(self.version, 0 if made is None else int(made.timestamp() * 1e6), parts)
+
+    def newer(self, version: int | None, where: Any) -> list[NewVersion]:
+        """Return the versions after this one. They are read with the columns that the table had when it was opened."""
+        table = self._address.load()
+        _check_features(self.name, table)
+        after = self.version if version is None else version
+        added = [appended_by(self._address, each) for each in range(after + 1, table.version() + 1)]
+        return [NewVersion(each.version, each.micros, self._possible(self._files(each), {}, where)) for each in added]
+
+    def _files(self, added: Added) -> list[_File]:
+        found: list[_File] = []
+        for each in added.files:
+            stats = json.loads(each.get("stats") or "{}")
+            texts = each["partitionValues"]
+            values = {
+                field.name: pa.scalar(texts.get(field.name) or None, pa.string()).cast(field.type).as_py()
+                for field in self.partition
+            }
+            path = self._address.join(each["path"])
+            found.append(_File(path, each["size"], stats.get("numRecords"), values, {}))
+        return found
+
+    def _possible(self, files: Sequence[_File], deleted: Mapping[str, bytes], where: Any) -> list[Part]:
+        found = [self._part(file, deleted.get(file.path)) for file in files]
+        return possible_parts(found, self._whole, where)
+
+    def _part(self, file: _File, kept: bytes | None) -> tuple[Part, Mapping[str, Bounds]]:
+        texts = tuple((name, None if value is None else _text(value)) for name, value in file.values.items())
+        known = {name: Bounds(value, value, 0) for name, value in file.values.items() if value is not None}
+        rows = self._count(file.path) if file.rows is None else file.rows
         if kept is not None:
             rows = int(np.unpackbits(np.frombuffer(kept, np.uint8)).sum())
-        part = Part(path, action["size_bytes"], Format.PARQUET, None, texts, rows=rows, detail=kept)
-        return part, {**bounds, **known}
+        part = Part(file.path, file.size, Format.PARQUET, None, texts, rows=rows, detail=kept)
+        return part, {**file.bounds, **known}
 
     def _count(self, path: str) -> int:
         from pyarrow import parquet
@@ -274,15 +212,6 @@ class _ChangesReader(Reader):
 
     def close(self) -> None:
         pass
-
-
-def _made_at(table: Any) -> datetime.datetime | None:
-    """Return when the loaded version was committed; None if the log does not tell."""
-    loaded = table.version()
-    milliseconds = next((each.get("timestamp") for each in table.history() if each.get("version") == loaded), None)
-    if milliseconds is None:
-        return None
-    return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.timezone.utc)
 
 
 def _bounds(name: str, action: Mapping[str, Any]) -> Bounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from luminosity.io.lakes.columns import with_plain_types
 from luminosity.io.lakes.iceberg_catalog import IcebergAddress, iceberg_errors
 from luminosity.io.lakes.part_reader import Bounds, PartReader, possible_parts
 from luminosity.io.reading.find_files import TableFile
-from luminosity.io.reading.named_table import NamedTable, Part
+from luminosity.io.reading.named_table import FollowedTable, NewVersion, Part
 from luminosity.io.reading.reader import ByteRange, Claim, Reader, claim_whole
 from luminosity.io.reading.selection import Selection
 
@@ -28,19 +28,23 @@ _FIELD_ID = b"PARQUET:field_id"
 _SHOWN_SNAPSHOTS = 5
 
 
-class IcebergTable(NamedTable):
+class IcebergTable(FollowedTable):
     """A snapshot of an Iceberg table, or the rows that were appended between two snapshots."""
+
+    kind = "ReadIceberg"
 
     def __init__(self, address: IcebergAddress, at: Version = None, since: Version = None) -> None:
         self.name = str(address)
+        self._address = address
         table = address.load()
         self._io, self._metadata = table.io, table.metadata
         with iceberg_errors(self.name):
             last = _snapshot(self.name, table, at)
             self.snapshot_id: int | None = None if last is None else last.snapshot_id
+            self._micros = 0 if last is None else last.timestamp_ms * 1000
             self._since = None if since is None else _snapshot(self.name, table, since)
             if self._since is not None:
-                _check_appended(self.name, table, self._since, last)
+                _snapshots_after(self.name, table, self._since.snapshot_id, last)
             self._schema = table.schema() if at is None or last is None else _schema_at(table, last)
             self.stored = with_plain_types(self._schema.as_arrow())
             self._tasks: list[Any] | None = None
@@ -69,26 +73,49 @@ class IcebergTable(NamedTable):
         """Return the data files, except those whose statistics exclude the condition."""
         tasks = self._plan(None) if self._tasks is None else self._tasks
         self._tasks = None
+        return self._possible(tasks, where)
+
+    def _possible(self, tasks: Sequence[Any], where: Any) -> list[Part]:
         found = [(_part(task), self._bounds(task.file)) for task in tasks]
-        return sorted(possible_parts(found, self.stored, where), key=lambda part: part.path)
+        return possible_parts(found, self.stored, where)
 
     def _plan(self, condition: Any) -> list[Any]:
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.table import DataScan, IncrementalAppendScan
+        from pyiceberg.table import DataScan
 
         if self.snapshot_id is None:
             return []
         rows = AlwaysTrue() if condition is None else condition
         with iceberg_errors(self.name):
-            if self._since is not None and self._since.snapshot_id == self.snapshot_id:
-                return []  # pyiceberg refuses an empty range of snapshots
             if self._since is None:
-                scan: Any = DataScan(self._metadata, self._io, rows, snapshot_id=self.snapshot_id)
-            else:
-                scan = IncrementalAppendScan(self._metadata, self._io, rows)
-                scan = scan.from_snapshot_id_exclusive(self._since.snapshot_id)
-                scan = scan.to_snapshot_id_inclusive(self.snapshot_id)
-            return list(scan.plan_files())
+                return list(DataScan(self._metadata, self._io, rows, snapshot_id=self.snapshot_id).plan_files())
+            return self._appended(self._metadata, rows, self._since.snapshot_id, self.snapshot_id)
+
+    def _appended(self, metadata: Any, rows: Any, since: int | None, last: int) -> list[Any]:
+        """Return the files that were appended after a snapshot, or from the first one on, up to another."""
+        from pyiceberg.table import IncrementalAppendScan
+
+        if since == last:
+            return []  # pyiceberg refuses an empty range of snapshots
+        scan = IncrementalAppendScan(metadata, self._io, rows).to_snapshot_id_inclusive(last)
+        return list((scan if since is None else scan.from_snapshot_id_exclusive(since)).plan_files())
+
+    def opened(self, parts: list[Part]) -> NewVersion:
+        """Return the snapshot that was opened."""
+        return NewVersion(self.snapshot_id, self._micros, parts)
+
+    def newer(self, version: int | None, where: Any) -> list[NewVersion]:
+        """Return the snapshots after this one. They are read with the columns that the table had when it was opened."""
+        from pyiceberg.expressions import AlwaysTrue
+
+        found: list[NewVersion] = []
+        with iceberg_errors(self.name):
+            table = self._address.load()
+            for each in _snapshots_after(self.name, table, version, table.current_snapshot()):
+                tasks = self._appended(table.metadata, AlwaysTrue(), each.parent_snapshot_id, each.snapshot_id)
+                parts = self._possible(tasks, where)
+                found.append(NewVersion(each.snapshot_id, each.timestamp_ms * 1000, parts))
+        return found
 
     def _bounds(self, file: Any) -> Mapping[str, Bounds]:
         from pyiceberg.conversions import from_bytes
@@ -226,17 +253,22 @@ def _schema_at(table: Any, snapshot: Any) -> Any:
     return next((each for each in table.schemas().values() if each.schema_id == snapshot.schema_id), table.schema())
 
 
-def _check_appended(name: str, table: Any, since: Any, last: Any) -> None:
-    """Raise unless all snapshots after ``since`` only appended rows."""
+def _snapshots_after(name: str, table: Any, since: int | None, last: Any) -> list[Any]:
+    """Return the snapshots after ``since``, the oldest first. Raises unless all of them only appended rows."""
+    found: list[Any] = []
     at = last
-    while at is not None and at.snapshot_id != since.snapshot_id:
+    while at is not None and at.snapshot_id != since:
         operation = at.summary.operation.value if at.summary is not None else "unknown"
         if operation not in ("append", "replace"):
+            after = "" if since is None else f" after snapshot {since}"
             raise TableError(
-                f"{name}: snapshot {at.snapshot_id} is of the kind {operation!r}, expected only appended rows after "
-                f"snapshot {since.snapshot_id}",
+                f"{name}: snapshot {at.snapshot_id} is of the kind {operation!r}, expected only appended rows{after}",
                 fix=Fix("read the whole table, or only the snapshots before or after it with since= and snapshot="),
             )
+        found.append(at)
         at = None if at.parent_snapshot_id is None else table.snapshot_by_id(at.parent_snapshot_id)
-    if at is None:
-        raise TableError(f"{name}: snapshot {since.snapshot_id} is not among the ancestors of the one to read")
+    is_whole = found and found[-1].parent_snapshot_id is None
+    if at is None and (since is not None or (found and not is_whole)):
+        wanted = "the first snapshot" if since is None else f"snapshot {since}"
+        raise TableError(f"{name}: {wanted} is not among the ancestors of the one to read: it expired, or was undone")
+    return found[::-1]

@@ -80,7 +80,7 @@ class Bounds:
 
 
 def possible_parts(parts: Sequence[tuple[Part, Mapping[str, Bounds]]], schema: pa.Schema, where: Any) -> list[Part]:
-    """Return the parts that may have a row on which ``where`` holds.
+    """Return the parts that may have a row on which ``where`` holds, in the order of their paths.
 
     >>> part = Part("a.parquet", 1, None, rows=3)
     >>> import pyarrow.compute as pc
@@ -88,6 +88,7 @@ def possible_parts(parts: Sequence[tuple[Part, Mapping[str, Bounds]]], schema: p
     >>> [possible_parts([(part, {"n": Bounds(1, 5, 0)})], schema, pc.field("n") > least) == [part] for least in (4, 5)]
     [True, False]
     """
+    parts = sorted(parts, key=lambda part: part[0].path)
     if where is None:
         return [part for part, _ in parts]
     from pyarrow import dataset, fs

@@ -28,7 +28,7 @@ from luminosity.io.lakes.commit import (
 from luminosity.io.lakes.contract import Conflict, DataFile, Lake, Mode, NewTable
 from luminosity.io.lakes.data_files import Begun, WriteFiles
 from luminosity.io.lakes.delta_lake import DeltaLake
-from luminosity.io.lakes.delta_table import DeltaAddress
+from luminosity.io.lakes.delta_log import DeltaAddress
 from luminosity.io.lakes.iceberg_catalog import IcebergAddress
 from luminosity.io.lakes.iceberg_lake import IcebergLake
 from luminosity.io.run_owner import owner_of

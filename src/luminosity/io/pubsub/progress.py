@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any, Final, NamedTuple
 
-from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker, WatermarkEstimator
+from apache_beam.io.iobase import WatermarkEstimator
 from apache_beam.transforms.core import WatermarkEstimatorProvider
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+
+from luminosity.io.endless import EndlessTracker
 
 __all__ = ["GO_ON", "LAST", "Reading", "ReadingTracker", "ReadingWatermark", "ReadingWatermarks"]
 
@@ -24,7 +26,7 @@ class Reading(NamedTuple):
     bundles: int = 0
 
 
-class ReadingTracker(RestrictionTracker):
+class ReadingTracker(EndlessTracker):
     """Lets a reader go on until it is asked to stop, and then defer the rest.
 
     A rest that a runner takes away might run before the bundle that read its beginning is committed, which would mix
@@ -42,7 +44,6 @@ class ReadingTracker(RestrictionTracker):
         self._reading = reading
         self._should_stop = False
         self._splitter: int | None = None  # the thread that may split: the reader's, once it has stopped
-        self._has_split = False
 
     def current_restriction(self) -> Reading:
         """Return the restriction."""
@@ -67,20 +68,6 @@ class ReadingTracker(RestrictionTracker):
             return None
         self._has_split = True
         return self._reading, Reading(self._reading.bundles + 1)
-
-    def check_done(self) -> bool:
-        """Raise if the reader has ended without handing over the rest: a subscription has no end."""
-        if not self._has_split:
-            raise ValueError("found a reader of a subscription that ended, expected that it defers the rest")
-        return True
-
-    def current_progress(self) -> RestrictionProgress:
-        """Return that something is left: Beam asks no reader to stop that has nothing left."""
-        return RestrictionProgress(completed=0.0, remaining=0.0 if self._has_split else 1.0)
-
-    def is_bounded(self) -> bool:
-        """Return False."""
-        return False
 
 
 class ReadingWatermark(WatermarkEstimator):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from luminosity.errors import LuminosityError, PubSubError
+from luminosity.io.endless import StepUsers
 from luminosity.io.outage import OutageLog
 from luminosity.io.pubsub.client import MAX_OUTAGE_S, Service, describe, is_transient
 from luminosity.io.pubsub.leases import Leases
@@ -272,21 +273,19 @@ class Pullers:
         self._lock = threading.RLock()  # a bundle that was given up may be collected while it is held
         self._open: dict[tuple[str, int], Puller] = {}
         self._in_use: set[tuple[str, int]] = set()
-        self._users: dict[str, int] = {}
+        self._users = StepUsers()
         self._watch: threading.Thread | None = None
 
     def enter(self, step: str) -> None:
         """Count one more user of a step's pullers."""
         with self._lock:
-            self._users[step] = self._users.get(step, 0) + 1
+            self._users.enter(step)
 
     def leave(self, step: str) -> None:
         """Count one user less. The last one closes the step's pullers."""
         with self._lock:
-            self._users[step] = self._users.get(step, 1) - 1
-            if self._users[step] > 0:
+            if not self._users.leave(step):
                 return
-            del self._users[step]
             closing = self._remove(lambda key, _: key[0] == step)
         for each in closing:
             each.close()

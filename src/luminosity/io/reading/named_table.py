@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from luminosity.io.reading.find_files import TableFile
 from luminosity.io.reading.reader import ByteRange, Claim, Reader
 from luminosity.io.reading.selection import Selection
 
-__all__ = ["NamedTable", "Part", "RowsReader"]
+__all__ = ["FollowedTable", "NamedTable", "NewVersion", "Part", "RowsReader"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,32 @@ class NamedTable(ABC):
     @abstractmethod
     def reader(self, part: Part, selection: Selection, rows_per_batch: int) -> Reader:
         """Open a part, in a worker. The caller closes the reader."""
+
+
+class NewVersion(NamedTuple):
+    """A version of a table, and the parts with the rows that it added."""
+
+    version: int | None  # None for a table without any
+    micros: int  # when it was committed, since 1970
+    parts: list[Part]
+
+
+class FollowedTable(NamedTable):
+    """A table whose versions have an order, so that a stream can follow it."""
+
+    kind: str
+    """The transform, for its counters."""
+
+    @abstractmethod
+    def opened(self, parts: list[Part]) -> NewVersion:
+        """Return the version at which the table was opened, with these parts."""
+
+    @abstractmethod
+    def newer(self, version: int | None, where: Any) -> list[NewVersion]:
+        """Return the versions after this one, the oldest first, with the parts that may have rows for ``where``.
+
+        Raises :class:`TableError` if one of them did more than append rows, or is not there any more.
+        """
 
 
 class RowsReader(Reader, ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luminosity._shared.accelerators import parse_accelerator
 from luminosity._shared.text import format_bytes, format_size
@@ -71,7 +71,7 @@ def bill_of(record: Record, prices: PriceSheet) -> Bill:
     once for the whole run.
     """
     seconds = record.last.seconds if record.last is not None else 0.0
-    machine = record.started.machine
+    machine = _with_later_nodes(record)
     notes: list[str] = []
     if not all(pool.cores_per_worker and pool.ram_per_worker for pool in record.started.pools):
         return _whole_machine(record, prices, seconds)
@@ -234,6 +234,14 @@ def within_machine(usage: Usage, together: Usage, machine: MachineInfo, seconds:
     cores = min(1.0, machine.cores * hours / together.core_hours) if machine.cores and together.core_hours else 1.0
     ram = min(1.0, machine.ram / _GIB * hours / together.gib_hours) if machine.ram and together.gib_hours else 1.0
     return Usage(usage.core_hours * cores, usage.gib_hours * ram, usage.device_hours)
+
+
+def _with_later_nodes(record: Record) -> MachineInfo:
+    """Return the machine of a run; without a limit on its cores and RAM if it used nodes that joined later."""
+    machine = record.started.machine
+    known = {node.id for node in machine.nodes}
+    ran_on = {event.node for event in record.happenings if isinstance(event, WorkerStarted) and event.node}
+    return machine if ran_on <= known else replace(machine, cores=0, ram=0)
 
 
 def _whole_machine(record: Record, prices: PriceSheet, seconds: float) -> Bill:

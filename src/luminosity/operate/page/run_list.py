@@ -27,6 +27,7 @@ from luminosity.runs.records import Damaged, FileVersion, version_of
 __all__ = ["MOST_SHOWN", "Asked", "RunList", "jobs_of"]
 
 _FORMAT = 1  # of the file with lines; increases when lines get other fields
+_MOST_SHEETS = 4  # price sheets whose lists are kept: one takes some 10 MB with ten thousand runs
 _MOST_READS = 100  # records that one list reads; the next list goes on
 _MOST_BYTES = 60_000_000  # of these records
 _MOST_KEPT = 20_000  # lines
@@ -167,6 +168,14 @@ class RunList:
         # In a folder that this user can't write to, the next start reads the records again.
         with contextlib.suppress(OSError):
             replace_file(self._path, json_bytes({"format": _FORMAT, "lines": lines}), is_private=True, has_writers=True)
+            self._remove_others()
+
+    def _remove_others(self) -> None:
+        """Remove lists with other prices, those that were not written for longest: each price sheet has its own."""
+        others = [path for path in self._folder.glob(f"runs-{os.getuid()}-*.cache.json") if path != self._path]
+        others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in others[_MOST_SHEETS - 1 :]:
+            path.unlink()
 
 
 def jobs_of(lines: Iterable[Content]) -> list[Content]:

@@ -63,12 +63,11 @@ def test_a_node_that_joins_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog
     found = [Node("first-node", "10.0.0.1", 2.0, 0)]
     monkeypatch.setattr(node_watch.ray_calls, "nodes", lambda: list(found))
     monkeypatch.setattr(node_watch.ray_calls, "leaving", lambda: frozenset[str]())
-    watch = NodeWatch(_NoAgents(), lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    watch = NodeWatch(_NoAgents(), lambda _: None, lambda _: None, lambda: None)  # type: ignore[arg-type]
     watch.close()
     caplog.set_level(logging.WARNING)
-    for number in range(3):
-        watch._look_for_new(100.0 * (1 + number))
+    for _ in range(3):
+        watch._look_for_new()
         found[1:] = [Node("second-node", "10.0.0.2", 2.0, 0)]
-    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
-        "node 10.0.0.2 (second-n) has joined the cluster"
-    ]
+    assert [record.getMessage() for record in caplog.records] == ["node 10.0.0.2 (second-n) has joined the cluster"]
+    assert [node.id for node in watch.alive] == ["first-node", "second-node"]

@@ -172,3 +172,29 @@ def test_a_node_that_is_lost_while_its_block_is_copied_costs_another_copy_and_no
 
     assert set(cluster.make("w1.1").copies) == {"b", "c"}
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_node_without_workers_gives_its_blocks_to_others_before_it_is_given_back() -> None:
+    cluster = _Cluster("a", "b", "c")
+    held = [cluster.make(f"w1.{number}") for number in range(4)]
+
+    assert cluster.table.move_from("a")
+
+    assert [set(each.copies) for each in held] == [{"b", "c"}] * 4
+    cluster.store.dead.add("a")
+    later = cluster.make("w2.1", on="b")
+    assert set(later.copies) == {"b", "c"}, "no copies go to a node that was given back"
+    cluster.table.add_keeper(cluster.nodes["a"])
+    cluster.store.dead.clear()
+    assert cluster.table.move_from("b")
+    assert set(later.copies) == {"a", "c"}, "a node that is used again holds copies"
+
+
+def test_a_node_whose_blocks_can_not_be_copied_stays() -> None:
+    cluster = _Cluster("a", "b")
+    held = cluster.make("w1.1")
+    held.copies.pop("b")
+    cluster.store.dead |= {"a", "b"}
+
+    assert not cluster.table.move_from("a")
+    assert set(held.copies) == {"a"}

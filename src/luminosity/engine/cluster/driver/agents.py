@@ -253,6 +253,22 @@ class Agents:
         if agent is not None:
             agent.end()
 
+    def release(self, node_id: str) -> None:
+        """End the agent of a node that has no workers, and remove its folder. Waits for it, with a limit."""
+        import ray
+        from ray.exceptions import RayError
+
+        agent = self.known(node_id)
+        with self._lock:
+            self._agents.pop(node_id, None)
+        if not isinstance(agent, RemoteAgent):
+            return
+        answer = agent.close()
+        if ray.wait([answer], timeout=_CLOSE_TIMEOUT_S)[0]:
+            with contextlib.suppress(RayError):  # its node is gone
+                _tell_of_files(node_id, ray.get(answer))
+        agent.end()
+
     def is_asked_for(self, node_id: str) -> bool:
         """Return whether the agent of a node has started, or is starting."""
         with self._lock:
@@ -293,10 +309,15 @@ class Agents:
             agent.end()
         self._archive = None
         for node_id, files in written.items():
-            if files:
-                _LOGGER.warning(
-                    "what steps on node %s wrote to relative paths ends with the run, since workers ran in a copy of "
-                    "the working folder: %s. Write to a place that all nodes see",
-                    node_id[:8],
-                    list_some(files, _SHOWN),
-                )
+            _tell_of_files(node_id, files)
+
+
+def _tell_of_files(node_id: str, files: list[str]) -> None:
+    """Warn of files that are gone with the folder of a node."""
+    if files:
+        _LOGGER.warning(
+            "what steps on node %s wrote to relative paths ends with the run, since workers ran in a copy of the "
+            "working folder: %s. Write to a place that all nodes see",
+            node_id[:8],
+            list_some(files, _SHOWN),
+        )

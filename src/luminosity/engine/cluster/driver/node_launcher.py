@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,11 +24,11 @@ from luminosity.engine.cluster.driver.leases import KILLED, Leases, NodeProcess,
 from luminosity.engine.cluster.driver.node_watch import NodeSamples, NodeWatch
 from luminosity.engine.cluster.driver.objects import ObjectTable, object_keys
 from luminosity.engine.cluster.driver.ray_calls import Calls, Threads
-from luminosity.engine.cluster.driver.shared_paths import SharedPaths
+from luminosity.engine.cluster.driver.shared_paths import SHARE_PATHS, SharedPaths
 from luminosity.engine.cluster.security import RunSecurity
 from luminosity.engine.cluster.worker.local_paths import LocalPaths
 from luminosity.engine.cluster.worker.node_worker import NodeWorker
-from luminosity.engine.resources.machine import visibility
+from luminosity.engine.resources.machine import Node, visibility
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
@@ -39,6 +40,9 @@ _LOGGER = logging.getLogger(__name__)
 
 _SURE_S = 15.0  # for a node to answer after its agent has ended; then Ray knows for certain whether it is dead
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
+_EMPTY_S = 2.0  # for which a node must have no worker before it is given back: one may be about to start there
+_AGAIN_S = 30.0  # until blocks that could not be copied from such a node are tried again
+_GIVE_BACK_S = 60.0  # for a worker to wait until its node, which was given back just now, can have a new agent
 _THREADS = 16  # of each kind of work: the start of a hundred nodes must not take one after the other
 
 
@@ -71,7 +75,10 @@ class NodeLauncher:
         self._calls = Calls()
         self._submit = self._calls.submit
         self._refusal: WorkerStartFailed | None = None  # why no worker can start
-        self._avoided: frozenset[str] = frozenset()  # nodes that are gone, frozen or leaving
+        self._avoided: frozenset[str] = frozenset()  # nodes that are gone, frozen, leaving or blind
+        self._arriving: Counter[str] = Counter()  # workers that are about to start, by node
+        self._empty_since: dict[str, float] = {}  # by node with an agent and no worker
+        self._given_back: dict[str, threading.Event] = {}  # by node that is being given back; set when that is done
         self.objects = ObjectTable(driver_node)
         self._agents = Agents(
             run,
@@ -89,6 +96,7 @@ class NodeLauncher:
             self._agents,
             on_frozen=lambda node_id: self._submit(self._losses, self._forget_node, node_id),
             on_leaving=lambda node_id: self._submit(self._losses, self._leave_node, node_id),
+            on_look=self._look_for_empty,
         )
 
     # Starting
@@ -160,6 +168,18 @@ class NodeLauncher:
 
     def _placed(self, process: NodeProcess, request: WorkerRequest, node_id: str) -> None:
         """Let the agent of its node start a worker that has a place."""
+        with self._lock:
+            self._arriving[node_id] += 1
+            given_back = self._given_back.get(node_id)
+        if given_back is not None:
+            given_back.wait(_GIVE_BACK_S)  # its agent ends, and a new one starts
+        try:
+            self._start_on_node(process, request, node_id)
+        finally:
+            with self._lock:
+                self._arriving[node_id] -= 1
+
+    def _start_on_node(self, process: NodeProcess, request: WorkerRequest, node_id: str) -> None:
         try:
             if self._is_blind(node_id):
                 process.ended(LOST_WITH_NODE)  # another one starts elsewhere
@@ -202,6 +222,10 @@ class NodeLauncher:
             self._avoided |= {node_id} if reason else set()
         if is_new:
             _LOGGER.warning("node %s gets no workers of this run: %s", node_id[:8], reason)
+            if not any(node.cores or node.accelerators for node in self.usable_nodes()):
+                # The run began without nodes that could be asked, and would wait for another one forever.
+                message = f"no node can have workers; the first that could, {node_id[:8]}, was refused: {reason}"
+                self._refusal = WorkerStartFailed(message, fix=SHARE_PATHS)
         return bool(reason)
 
     def _not_started(self, process: NodeProcess, error: Exception, node_id: str) -> None:
@@ -254,6 +278,10 @@ class NodeLauncher:
             _view(node_id, workers[node_id], blocks.get(node_id, 0), samples.get(node_id))
             for node_id in sorted({*workers, *samples})
         )
+
+    def usable_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes on which workers may run, as of a second ago. Does not wait."""
+        return tuple(node for node in self._watch.alive if node.id not in self._avoided)
 
     def object_bytes(self) -> int:
         """Return the bytes of the blocks in the cluster's stores, without second copies."""
@@ -345,10 +373,41 @@ class NodeLauncher:
     def _leave_node(self, node_id: str) -> None:
         """Let the workers of a node end after their bundles, and copy the blocks that it holds."""
         self._avoided |= {node_id}
-        _LOGGER.warning("node %s will leave the cluster; its workers get no more work", node_id[:8])
+        if self._on(node_id):
+            _LOGGER.warning("node %s will leave the cluster; its workers get no more work", node_id[:8])
         for process in self._on(node_id):
             process.leave()
         self.objects.node_leaves(node_id)
+
+    # Nodes without work
+
+    def _look_for_empty(self) -> None:
+        """Give back nodes that have had no worker for a while: as long as they have an agent, they count as busy."""
+        now = time.monotonic()
+        with self._lock:
+            busy = {each.node_id for each in self._processes.values() if not each.has_ended} | set(+self._arriving)
+        empty = {agent.node_id for agent in self._agents.on_other_nodes()} - busy
+        self._empty_since = {node_id: self._empty_since.get(node_id, now) for node_id in empty}
+        for node_id, since in self._empty_since.items():
+            if now - since >= _EMPTY_S and node_id not in self._avoided:
+                self._empty_since[node_id] = now + _AGAIN_S
+                self._submit(self._losses, self._give_back, node_id)
+
+    def _give_back(self, node_id: str) -> None:
+        """Copy the blocks of a node without workers elsewhere, and end its agent. A later worker gets a new one."""
+        with self._lock:
+            living = any(each.node_id == node_id and not each.has_ended for each in self._processes.values())
+            if living or self._arriving[node_id]:
+                return
+            done = self._given_back[node_id] = threading.Event()
+        try:
+            if self.objects.move_from(node_id):
+                self._agents.release(node_id)
+                _LOGGER.info("node %s is given back: it had no work of this run", node_id[:8])
+        finally:
+            with self._lock:
+                del self._given_back[node_id]
+            done.set()
 
     def _on(self, node_id: str) -> list[NodeProcess]:
         with self._lock:

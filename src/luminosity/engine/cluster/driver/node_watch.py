@@ -12,13 +12,13 @@ from typing import Any
 from luminosity.engine.cluster.agent.node_load import NodeSample
 from luminosity.engine.cluster.driver import ray_calls
 from luminosity.engine.cluster.driver.agents import Agents, OwnAgent
+from luminosity.engine.resources.machine import Node
 
 __all__ = ["NodeSamples", "NodeWatch"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two looks
-_NEW_S = 5.0  # between two looks for nodes that have joined
 _PING_S = 5.0  # between two pings of one agent
 _ANSWER_S = 20.0  # then the node counts as frozen; a busy one needs seconds
 _END_S = 5.0  # for a thread to end
@@ -37,21 +37,29 @@ class _Ping:
 
 
 class NodeWatch:
-    """Looks at all nodes with agents, once a second, on a thread of its own.
+    """Looks at the nodes of the cluster, once a second, on a thread of its own.
 
     The connection of a worker shows within 20 s that its node is frozen. This shows it also for nodes that only hold
     copies of blocks, or whose workers have not connected yet.
     """
 
-    def __init__(self, agents: Agents, on_frozen: Callable[[str], None], on_leaving: Callable[[str], None]) -> None:
-        """The functions get a node's id, once for each node, and must not wait."""
+    def __init__(
+        self,
+        agents: Agents,
+        on_frozen: Callable[[str], None],
+        on_leaving: Callable[[str], None],
+        on_look: Callable[[], None],
+    ) -> None:
+        """The functions must not wait. The first two get a node's id, once for each node; ``on_look`` is for all."""
         self._agents = agents
         self._on_frozen = on_frozen
         self._on_leaving = on_leaving
+        self._on_look = on_look
         self._pings: dict[str, _Ping] = {}
         self._leaving: set[str] = set()
-        self._known: set[str] | None = None  # nodes of the cluster so far; None before the first look
-        self._look_for_new_at = 0.0
+        self._alive: tuple[Node, ...] = ()
+        self._known: set[str] = set()  # nodes of the cluster so far
+        self._look_for_new()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="luminosity-nodes", daemon=True)
         self._thread.start()
@@ -65,24 +73,24 @@ class NodeWatch:
                     self._leaving.add(node_id)
                     self._on_leaving(node_id)
                 self._ping_all(time.monotonic())
-                self._look_for_new(time.monotonic())
+                self._look_for_new()
+                self._on_look()
             except RayError as error:
                 _LOGGER.debug("the cluster does not say how its nodes are: %r", error)
 
-    def _look_for_new(self, now: float) -> None:
-        """Say which nodes have joined: the run's plan does not know them."""
-        if now < self._look_for_new_at:
-            return
-        self._look_for_new_at = now + _NEW_S
-        found = {node.id: node for node in ray_calls.nodes()}
-        for node_id in sorted({*found} - (self._known if self._known is not None else {*found})):
-            _LOGGER.warning(
-                "node %s (%s) has joined the cluster; this run uses it for workers that wait for a place or were lost, "
-                "and starts no more workers than planned: the next run uses it from the start",
-                found[node_id].address,
-                node_id[:8],
-            )
-        self._known = {*found} | (self._known or set())
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """The nodes that were alive at the last look."""
+        return self._alive
+
+    def _look_for_new(self) -> None:
+        """Find the nodes that are alive, and say which have joined."""
+        self._alive = tuple(ray_calls.nodes())
+        found = {node.id: node for node in self._alive}
+        if self._known:
+            for node_id in sorted({*found} - self._known):
+                _LOGGER.warning("node %s (%s) has joined the cluster", found[node_id].address, node_id[:8])
+        self._known |= {*found}
 
     def _ping_all(self, now: float) -> None:
         import ray

@@ -109,6 +109,26 @@ class ObjectTable:
             hurt = [each for each in self._objects.values() if node_id in each.copies]
         self._renew(node_id, hurt)
 
+    def move_from(self, node_id: str) -> bool:
+        """Copy the blocks of a node elsewhere and forget those there. Returns False if some have no other copy.
+
+        The node gets no new copies meanwhile; afterwards it is as if it were not there. Waits.
+        """
+        with self._lock:
+            self._leaving_nodes.add(node_id)
+            held = [each for each in self._objects.values() if node_id in each.copies]
+        lost = self._make_safe(held, lambda: False)
+        with self._lock:
+            self._leaving_nodes.discard(node_id)
+            if lost or self._is_closed:
+                return False
+            self._lost_nodes.add(node_id)  # until it has an agent again
+            self._keepers.pop(node_id, None)
+            self._held.pop(node_id, None)
+            for each in self._objects.values():
+                each.copies.pop(node_id, None)
+        return True
+
     def _renew(self, node_id: str, blocks: Sequence[RemoteObject]) -> None:
         lost = self._make_safe(blocks, lambda: False)
         if lost and not self._is_closed:

@@ -26,7 +26,7 @@ from luminosity.errors import OptionError, PathNotShared
 from luminosity.runs.manifest.files import files_of
 from luminosity.runs.manifest.places import Effects, Place
 
-__all__ = ["SharedPaths", "check_nodes", "mark"]
+__all__ = ["SHARE_PATHS", "SharedPaths", "check_nodes", "mark"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _MACHINE = ""  # stands for the driver's temporary folder, which only its own ma
 _MOST_FILES = 1000  # of all sources, for which nodes are asked: each is one look at a disk or a server
 _SHOWN = 3  # of nodes and files in a message
 _NOT_A_PATH = "ValueProvider("  # how Beam shows a path that is known when the pipeline runs
-_FIX = "use a folder that all nodes mount at the same path, such as NFS, or a bucket (gs://, s3://)"
+SHARE_PATHS = "use a folder that all nodes mount at the same path, such as NFS, or a bucket (gs://, s3://)"
 
 
 def mark(folder: str) -> str:
@@ -122,7 +122,7 @@ class SharedPaths:
             self.is_in_place = all(map(self._sees_folder, self._unseen.values()))
         names = {node_id: f"{others[node_id].address} ({node_id[:8]})" for node_id in self._unseen}
         if problem := next(self._problems(names, len(found)), None):
-            raise PathNotShared(f"--ray_address: {problem}", fix=_FIX)
+            raise PathNotShared(f"--ray_address: {problem}", fix=SHARE_PATHS)
 
     def why_not(self, node_id: str) -> str:
         """Return why workers can't run on a node; empty if they can. Asks a node that has not answered yet, once."""

@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Any, cast
 
 import numpy as np
@@ -69,7 +70,7 @@ class AnswerMasks:
     """An answer format, compiled for the vocabulary of one tokenizer. Any thread may use it.
 
     Args:
-        tokenizer: a fast tokenizer of transformers.
+        tokenizer: a fast tokenizer of transformers, or a ``PlainTokenizer``.
         answer_format: what an answer may be.
         vocabulary: the number of tokens for which the model computes scores.
         ends: the tokens that end an answer.
@@ -85,8 +86,7 @@ class AnswerMasks:
             )
         self._vocabulary = vocabulary
         try:
-            vocabulary_of = require("llguidance.hf", _EXTRA).from_tokenizer
-            tokens = vocabulary_of(tokenizer, n_vocab=vocabulary, eos_token=list(ends))
+            tokens = library.LLTokenizer(_rules_of(tokenizer), n_vocab=vocabulary, eos_token=list(ends))
         except ValueError as error:
             raise InvalidArgument(
                 f"the tokenizer {type(tokenizer).__name__} can't be limited to an answer format: {error}",
@@ -112,6 +112,16 @@ class AnswerMasks:
                 break
             matcher.accept(token)
         return matcher.complete
+
+
+def _rules_of(tokenizer: Any) -> str:
+    """Return what a tokenizer does, as its file says it. Raises ``ValueError`` for one without such a file."""
+    if not tokenizer.is_fast:
+        raise ValueError("it is not a fast tokenizer")
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend.to_str()
 
 
 def check_answer_format(answer_format: AnswerFormat) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, cast
 
 import numpy.typing as npt
@@ -38,7 +39,7 @@ class GeneratingHandler(TextHandler[ExampleT]):
     """A handler whose predictions are new texts of at most ``max_new_tokens`` tokens."""
 
     output_type = pa.string()
-    reads_tokenizer_json = False  # decoding needs transformers
+    reads_tokenizer_json = False  # most tokenizers decode only with transformers
 
     def __init__(
         self,
@@ -57,6 +58,11 @@ class GeneratingHandler(TextHandler[ExampleT]):
         self._max_new_tokens = max_new_tokens
         self._generation_args = dict(generation_args or {})
         self.validate_inference_args(self._generation_args)
+
+    @cached_property
+    def own_tokenizer(self) -> Any:
+        """The tokenizer of transformers, for what no other does."""
+        return self.tokenizer.whole if self.plain is None else self.source.tokenizer()
 
     def is_repeatable(self, inference_args: Mapping[str, Any] | None) -> bool | None:
         """Return False unless ``do_sample`` is false: the model's own settings may ask for sampling."""
@@ -88,7 +94,7 @@ class GeneratingHandler(TextHandler[ExampleT]):
         if seed is not None:
             require("torch", "torch").manual_seed(seed)
         if "stop_strings" in arguments:
-            arguments.setdefault("tokenizer", self.tokenizer.whole)
+            arguments.setdefault("tokenizer", self.own_tokenizer)
         clock = FirstTokenClock()
         arguments["logits_processor"] = [*(arguments.get("logits_processor") or ()), clock]
         tokens = self.call(model.generate, batch, arguments)

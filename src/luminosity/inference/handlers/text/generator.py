@@ -30,6 +30,7 @@ from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.text.answer_masks import AnswerMasks, check_answer_format, logits_processor, masks_of
 from luminosity.inference.handlers.text.generating import GeneratingHandler, ends_of
 from luminosity.inference.handlers.text.packed.families import Unfit
+from luminosity.inference.handlers.text.plain.chats import can_render
 from luminosity.inference.handlers.text.plain_text import PlainTexts
 from luminosity.inference.handlers.text.prompt_arguments import (
     RowArguments,
@@ -89,6 +90,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     shares_prefixes = True
     """Whether the slots compute tokens once with which several prompts begin."""
     may_be_packed = True
+    reads_tokenizer_json = True
     padding_side = "left"  # so that new tokens follow the prompt
     cut_side = "left"  # so that the end of the prompt, usually the question, is kept
     _answer_format: AnswerFormat | None = None
@@ -196,7 +198,9 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
                 fix="use a model that was trained for chats, or pass chat_template_args={'chat_template': ...}",
             )
         marked = [self._plain_texts.marked(message) for message in listed]
-        return self.tokenizer.whole.apply_chat_template(marked, tokenize=False, **arguments)
+        renders = self.plain is None or can_render(marked, arguments)
+        whole = self.tokenizer.whole if renders else self.own_tokenizer
+        return whole.apply_chat_template(marked, tokenize=False, **arguments)
 
     def load_model(self) -> Any:
         """Load the causal language model. Raises ``InvalidArgument`` for a sequence-to-sequence model."""
@@ -213,7 +217,7 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
 
     def _model_in_slots(self, plan: SlotPlan) -> Any:
         with ThreadPoolExecutor(1, "tokenizer") as other:
-            # The tokenizer imports transformers, which takes about as long as the weights.
+            # A tokenizer that needs transformers imports it, which takes about as long as the weights.
             limit = other.submit(lambda: self.tokenizer.limit)
             return plan.model(
                 lambda: (limit.result() or plan.weights.shape.longest) + self._max_new_tokens,
@@ -315,7 +319,8 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
     def _masks(self, ends: Collection[int]) -> AnswerMasks:
         """Return the compiled answer format for this model; ``ends`` are the tokens that end an answer."""
         assert self._answer_format is not None
-        size = self.config.get_text_config().vocab_size
+        config: Any = self.config if self.plain is None else self.plain.config
+        size = config.get_text_config().vocab_size
         return masks_of(self.tokenizer.whole, self._answer_format, size, ends)
 
     def _answer_by_transformers(self, ids: list[int], arguments: Mapping[str, Any]) -> Answer:

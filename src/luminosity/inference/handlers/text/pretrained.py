@@ -23,7 +23,7 @@ from luminosity._shared.text import first_line, list_some
 from luminosity.errors import Fix, InvalidArgument, ModelUnavailable
 from luminosity.extras import require
 from luminosity.inference.files.local import check_exists, local_copy, near_path
-from luminosity.inference.handlers.text.plain_tokenizer import PADDED_POSITIONS, PlainModel, read_plain
+from luminosity.inference.handlers.text.plain.tokenizer import PADDED_POSITIONS, PlainModel, read_plain
 
 __all__ = ["Pretrained", "must_stay_offline", "token_limit"]
 # The loading arguments of a model that also locate its configuration and its tokenizer.

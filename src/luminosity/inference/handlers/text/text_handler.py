@@ -22,7 +22,7 @@ from luminosity.inference.handler import ExampleT, HandlerOptions, note
 from luminosity.inference.handlers.on_torch import Batch
 from luminosity.inference.handlers.padding import pad_rows
 from luminosity.inference.handlers.text.packed.packing import Packing, packing_of
-from luminosity.inference.handlers.text.plain_tokenizer import PlainModel
+from luminosity.inference.handlers.text.plain.tokenizer import PlainModel
 from luminosity.inference.handlers.text.pretrained import token_limit
 from luminosity.inference.handlers.text.tokens import (
     Lists,

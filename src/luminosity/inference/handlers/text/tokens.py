@@ -25,7 +25,7 @@ from luminosity.errors import InvalidArgument, InvalidType
 from luminosity.extras import require
 from luminosity.inference.blocks import Block, rows
 from luminosity.inference.handlers.padding import few_lengths, pad_rows
-from luminosity.inference.handlers.text.plain_tokenizer import rules_of
+from luminosity.inference.handlers.text.plain.tokenizer import rules_of
 
 __all__ = [
     "Lists",

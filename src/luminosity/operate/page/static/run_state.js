@@ -21,6 +21,8 @@ function pointOf(snapshot, plan) {
     latency: row(plan.stageIds, stages, (v) => v.kafka?.find((k) => k.kind === "read")?.p50_ms ?? null),
     busy: row(plan.poolNames, pools, (v) => v.busy ?? 0),
     workers: row(plan.poolNames, pools, (v) => v.workers ?? 0),
+    slots: row(plan.poolNames, pools, (v) => v.slots ?? null),
+    wanted: row(plan.poolNames, pools, (v) => v.wanted || null),
     device: row(plan.deviceIds, devices, (v) => v.utilization ?? null),
     deviceBusy: row(plan.deviceIds, devices, (v) => v.busy_fraction ?? 0),
     deviceMemory: row(plan.deviceIds, devices, (v) => v.memory_used ?? null),
@@ -224,6 +226,18 @@ export class RunState {
     const most = this.plan.stageIds.map(() => 0);
     for (const point of this.points) point[field].forEach((value, index) => { if (value > most[index]) most[index] = value; });
     return most;
+  }
+
+  /** Return what the workers of a pool have cost up to each moment, from what one of them costs in a second. */
+  costOf(index) {
+    const bill = this.cost?.pools?.find((each) => each.pool === this.plan.poolNames[index]);
+    if (!bill?.worker_seconds) return [];
+    let sum = 0;
+    return this.points.map((point, place) => {
+      const before = this.points[place - 1];
+      if (before) sum += ((before.workers[index] ?? 0) * (point.t - before.t) * bill.total) / bill.worker_seconds;
+      return [point.t, sum];
+    });
   }
 
   /** Return elements a second of a stage over time. */

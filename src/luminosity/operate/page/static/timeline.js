@@ -1,9 +1,9 @@
-// Charts over the time of a run: throughput, queues, workers, devices and memory. One cursor points into all of them.
+// Charts over the time of a run: throughput, queues, workers, cost, devices and memory. One cursor points into all of them.
 
 import { Chart, Cursor } from "./chart.js";
 import { h, section } from "./dom.js";
 import { nodeMarks } from "./nodes.js";
-import { bytes, percent, short, shortened } from "./words.js";
+import { bytes, money, percent, short, shortened } from "./words.js";
 
 const MOST_LINES = 5; // more can't be told apart
 const LABEL_CHARACTERS = 40;
@@ -66,7 +66,7 @@ const CHARTS = [
     marks: (run) => run.of("WorkerLost").map((event) => ({ at: event.seconds, kind: "went", words: `${event.worker} ${event.reason}` })),
     lines: (run) => (run.started.pools ?? []).flatMap((pool, index) => [
       { name: `${pool.name} busy`, look: index % 6, points: run.series("busy", index) },
-      { name: `${pool.name} at most`, look: index % 6, isBound: true, points: bound(run, "", pool.workers * (pool.slots ?? 1)).points },
+      { name: `${pool.name} at most`, look: index % 6, isBound: true, points: run.series("slots", index) },
     ]),
   },
   {
@@ -79,6 +79,17 @@ const CHARTS = [
       const means = [...run.nodes.keys()].map((id) => [id, run.series("nodeCpu", id)]).filter(([, points]) => points.length).map(([id, points]) => ({ id, mean: points.reduce((sum, [, value]) => sum + value, 0) / points.length }));
       return means.sort((a, b) => b.mean - a.mean).slice(0, MOST_LINES).map(({ id }) => ({ key: id, name: run.hostOf(id), points: run.broken("nodeCpu", id) }));
     },
+  },
+  {
+    title: "Workers that are up", unit: "by pool, and how many the work that is left is worth, on a cluster", format: short, whole: true,
+    lines: (run) => (run.started.machine?.nodes?.length ? run.started.pools ?? [] : []).flatMap((pool, index) => [
+      { name: `${pool.name} up`, look: index % 6, points: run.series("workers", index) },
+      { name: `${pool.name} wanted`, look: index % 6, isBound: true, points: run.series("wanted", index) },
+    ]),
+  },
+  {
+    title: "Cost", unit: "so far, of workers, by pool", format: (value) => money(value, ""),
+    lines: (run) => (run.started.pools ?? []).map((pool, index) => ({ name: pool.name, look: index % 6, points: run.costOf(index) })),
   },
   {
     title: "Devices", unit: "share of time in which they compute", format: percent, most: 1,

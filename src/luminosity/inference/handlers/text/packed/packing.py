@@ -14,10 +14,19 @@ from luminosity.inference.handler import note
 from luminosity.inference.handlers.text.packed.families import Unfit, shape_of
 from luminosity.inference.handlers.text.packed.weights import Weights
 
-__all__ = ["FILE_ARGUMENTS", "ModelFiles", "PackedEmbedder", "Packing", "check_int8", "int8_packing_of", "packing_of"]
+__all__ = [
+    "ModelFiles",
+    "PackedEmbedder",
+    "Packing",
+    "check_int8",
+    "config_of",
+    "int8_packing_of",
+    "packing_of",
+    "type_of",
+]
 _LOGGER = logging.getLogger(__name__)
 
-FILE_ARGUMENTS = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
+_FILE_ARGUMENTS = {"cache_dir", "local_files_only", "revision", "subfolder", "token"}
 """Loading arguments that only say where the files are; all others are for transformers."""
 
 
@@ -90,23 +99,9 @@ def check_int8(files: ModelFiles) -> Weights:
     return weights
 
 
-def _packing_of(files: ModelFiles, device: Any, dtype: Any) -> Packing:
-    torch = require("torch", "torch")
-    if device.type not in ("cpu", "cuda"):
-        raise Unfit(f"its device is {device.type}")
-    weights, config = _weights_of(files)
-    if dtype is None:
-        dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or weights.dtype))
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise Unfit(f"its type is {dtype}")
-    if device.type == "cpu" and dtype != torch.float32:
-        raise Unfit(f"its type is {dtype} on the CPU")
-    return Packing(weights, device, dtype, _choice().attends_without_padding(weights.shape, device, dtype))
-
-
-def _weights_of(files: ModelFiles) -> tuple[Weights, Mapping[str, Any]]:
-    """Return the weights and the content of ``config.json``."""
-    others = sorted(files.arguments.keys() - FILE_ARGUMENTS)
+def config_of(files: ModelFiles) -> Mapping[str, Any]:
+    """Return the content of ``config.json``. Raises ``Unfit`` for files that only transformers can load."""
+    others = sorted(files.arguments.keys() - _FILE_ARGUMENTS)
     if others:
         raise Unfit(f"{others[0]} is an argument of transformers")
     config = files.json("config.json")
@@ -114,6 +109,39 @@ def _weights_of(files: ModelFiles) -> tuple[Weights, Mapping[str, Any]]:
         raise Unfit("it has no config.json")
     if files.file("adapter_config.json") is not None:
         raise Unfit("it has adapters")
+    return config
+
+
+def type_of(config: Mapping[str, Any], saved: str, device: Any, dtype: Any) -> Any:
+    """Return the type of a model's numbers on a device. Raises ``Unfit`` for one that only transformers computes.
+
+    Args:
+        config: the content of ``config.json``.
+        saved: the type in which the weights are saved.
+        device: where the model runs.
+        dtype: the type that the user wants; None for the one that the model was saved with.
+    """
+    torch = require("torch", "torch")
+    if device.type not in ("cpu", "cuda"):
+        raise Unfit(f"its device is {device.type}")
+    if dtype is None:
+        dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or saved))
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise Unfit(f"its type is {dtype}")
+    if device.type == "cpu" and dtype != torch.float32:
+        raise Unfit(f"its type is {dtype} on the CPU")
+    return dtype
+
+
+def _packing_of(files: ModelFiles, device: Any, dtype: Any) -> Packing:
+    weights, config = _weights_of(files)
+    dtype = type_of(config, weights.dtype, device, dtype)
+    return Packing(weights, device, dtype, _choice().attends_without_padding(weights.shape, device, dtype))
+
+
+def _weights_of(files: ModelFiles) -> tuple[Weights, Mapping[str, Any]]:
+    """Return the weights and the content of ``config.json``."""
+    config = config_of(files)
     shape = shape_of(config)
     path = files.file("model.safetensors")
     if path is None:

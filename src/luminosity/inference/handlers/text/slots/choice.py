@@ -14,6 +14,7 @@ import numpy as np
 
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.families import Unfit
+from luminosity.inference.handlers.text.packed.packing import type_of
 from luminosity.inference.handlers.text.slots.families import DecoderShape
 from luminosity.inference.handlers.text.slots.settings import defaults_of
 from luminosity.inference.handlers.text.slots.weights import DecoderWeights, ModelFiles
@@ -81,16 +82,8 @@ def slot_plan_of(files: ModelFiles, device: Any, dtype: Any) -> SlotPlan | None:
 
 
 def _plan_of(files: ModelFiles, device: Any, dtype: Any) -> SlotPlan:
-    torch = require("torch", "torch")
-    if device.type not in ("cpu", "cuda"):
-        raise Unfit(f"its device is {device.type}")
     weights = DecoderWeights.of(files)
-    if dtype is None:
-        dtype = getattr(torch, str(weights.config.get("dtype") or weights.config.get("torch_dtype") or weights.dtype))
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise Unfit(f"its type is {dtype}")
-    if device.type == "cpu" and dtype != torch.float32:
-        raise Unfit(f"its type is {dtype} on the CPU")
+    dtype = type_of(weights.config, weights.dtype, device, dtype)
     defaults = defaults_of(weights.config, files.json("generation_config.json"))
     return SlotPlan(weights, device, dtype, defaults)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from luminosity.extras import require
 from luminosity.inference.handlers.text.packed.families import Unfit
-from luminosity.inference.handlers.text.packed.packing import FILE_ARGUMENTS, ModelFiles
+from luminosity.inference.handlers.text.packed.packing import ModelFiles, config_of
 from luminosity.inference.handlers.text.packed.weights import header_of
 from luminosity.inference.handlers.text.slots.families import DecoderShape, decoder_shape_of
 
@@ -34,14 +34,7 @@ class DecoderWeights:
     @classmethod
     def of(cls, files: ModelFiles) -> DecoderWeights:
         """Raises ``Unfit`` unless the files have exactly the tensors that the shape needs."""
-        others = sorted(files.arguments.keys() - FILE_ARGUMENTS)
-        if others:
-            raise Unfit(f"{others[0]} is an argument of transformers")
-        config = files.json("config.json")
-        if config is None:
-            raise Unfit("it has no config.json")
-        if files.file("adapter_config.json") is not None:
-            raise Unfit("it has adapters")
+        config = config_of(files)
         shape = decoder_shape_of(config)
         found: dict[str, tuple[str, tuple[str, tuple[int, ...]]]] = {}
         for path in _paths(files):

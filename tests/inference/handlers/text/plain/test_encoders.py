@@ -16,9 +16,9 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from luminosity import SentenceEmbedder, TextClassifier, TextGenerator, TokenClassifier
+from luminosity import SentenceEmbedder, Summarizer, TextClassifier, TokenClassifier
 from luminosity.errors import HandlerError
-from luminosity.inference.handlers.text.plain_tokenizer import PlainTokenizer, read_plain, rules_of
+from luminosity.inference.handlers.text.plain.tokenizer import PlainTokenizer, read_plain, rules_of
 from luminosity.inference.handlers.text.pretrained import Pretrained
 from tests.inference.texts import MINILM, save_with_tokenizer, sentences, tiny_bert_config
 
@@ -139,7 +139,7 @@ def test_common_encoders_are_read_without_transformers(save: Change, tmp_path: P
 def pairs() -> list[tuple[Any, Any]]:
     """Return handlers that read the tokenizer without transformers, and the same with it."""
     found: list[tuple[Any, Any]] = []
-    for handler in (SentenceEmbedder, TextClassifier, TokenClassifier):
+    for handler in (SentenceEmbedder, Summarizer, TextClassifier, TokenClassifier):
         plain, usual = handler(MINILM, max_length=16), handler(MINILM, max_length=16)
         usual.reads_tokenizer_json = False
         assert isinstance(plain.tokenizer.whole, PlainTokenizer)
@@ -267,8 +267,8 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     check_same(plain.tokenizer, source.tokenizer(), ODD)
 
 
-def test_generators_need_transformers() -> None:
-    assert TextGenerator(MINILM).plain is None
+def test_generators_with_a_tokenizer_of_encoders_decode_with_transformers() -> None:
+    assert Summarizer(MINILM).plain is None
 
 
 def test_a_tokenizer_that_differs_is_found_before_the_model_is_loaded(

@@ -1,18 +1,28 @@
-"""Reads the tokenizers of common encoders without transformers, whose import takes seconds in every worker.
+"""Reads the tokenizers of common models without transformers, whose import takes seconds in every process.
 
 transformers does not use ``tokenizer.json`` as it is: it reads ``tokenizer_config.json`` as well, and most of its
-classes build the tokenizer anew from the vocabulary. So this module knows what these classes build. If the file has
-exactly that, the library ``tokenizers`` reads it. In every other case the answer is None, and transformers is needed.
+classes build the tokenizer anew from the vocabulary. So these modules know what these classes build. If the file has
+exactly that, or can be changed to it, the library ``tokenizers`` reads it. In every other case the answer is None, and
+transformers is needed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
 
 from luminosity.extras import require
+from luminosity.inference.handlers.text.plain.chats import render_chat
+from luminosity.inference.handlers.text.plain.decoders import (
+    DECODER_TOKENS,
+    DECODERS,
+    class_of_decoder,
+    rebuild_decoder,
+    rebuilds_tokenizers,
+)
+from luminosity.inference.handlers.text.plain.encoders import DEFAULT_TOKENS, GENERAL, class_of_encoder, encoder_rules
 
 __all__ = ["PADDED_POSITIONS", "PlainConfig", "PlainModel", "PlainTokenizer", "read_plain", "rules_of"]
 
@@ -21,45 +31,9 @@ PADDED_POSITIONS = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta"
 
 _NO_LIMIT = int(1e30)  # the ``model_max_length`` of transformers for a tokenizer without one
 
-# The classes that AutoTokenizer chooses if a model's files name no ``tokenizer_class``. If they name one, that one is
-# built instead; but ModernBERT always has the general class.
-_GENERAL = "TokenizersBackend"
-_CLASS_OF_MODEL = {
-    "bert": "BertTokenizer",
-    "distilbert": "BertTokenizer",
-    "electra": "BertTokenizer",
-    "modernbert": _GENERAL,
-    "mpnet": "MPNetTokenizer",
-    "roberta": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-}
-_BERT_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
-_ROBERTA_TOKENS = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "sep_token": "</s>",
-    "cls_token": "<s>",
-    "unk_token": "<unk>",
-    "pad_token": "<pad>",
-    "mask_token": "<mask>",
-}
-_DEFAULT_TOKENS = {
-    "BertTokenizer": _BERT_TOKENS,
-    "DistilBertTokenizer": _BERT_TOKENS,
-    "MPNetTokenizer": {**_ROBERTA_TOKENS, "unk_token": "[UNK]"},
-    "RobertaTokenizer": _ROBERTA_TOKENS,
-    "XLMRobertaTokenizer": _ROBERTA_TOKENS,
-    _GENERAL: {},
-}
-_NAMED_TOKENS = (*_ROBERTA_TOKENS,)
+_NAMED_TOKENS = ("bos_token", "eos_token", "sep_token", "cls_token", "unk_token", "pad_token", "mask_token")
 
-# Settings whose effect this module knows; a file with any other needs transformers.
+# Settings whose effect these modules know; a file with any other needs transformers.
 _KNOWN_SETTINGS = {
     *_NAMED_TOKENS,
     "add_bos_token",
@@ -94,6 +68,14 @@ _KNOWN_SETTINGS = {
     "truncation_side",
     "truncation_strategy",
 }
+_OF_DECODERS = {
+    "chat_template",
+    "legacy",
+    "sp_model_kwargs",
+    "spaces_between_special_tokens",
+    "use_default_system_prompt",
+    "vocab_size",
+}
 
 
 class _Files(Protocol):
@@ -106,7 +88,7 @@ class _Files(Protocol):
 
 @dataclass(frozen=True)
 class PlainTokenizer:
-    """A tokenizer of the library ``tokenizers`` with the attributes of transformers' tokenizers that handlers need."""
+    """A tokenizer of the library ``tokenizers`` with what handlers need of transformers' tokenizers."""
 
     backend_tokenizer: Any
     model_max_length: int
@@ -115,20 +97,47 @@ class PlainTokenizer:
     eos_token_id: int | None
     pad_token_id: int | None
     all_special_ids: list[int]
+    special_tokens_map: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The special tokens by their names, such as ``bos_token``."""
+    chat_template: str | None = None
     is_fast: bool = True
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return the numbers of the tokens that are not found by splitting words: special ones, and some others."""
+        decoder: Mapping[int, Any] = self.backend_tokenizer.get_added_tokens_decoder()
+        return {token.content: number for number, token in decoder.items()}
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of some tokens."""
+        return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(
+        self, rows: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: Literal[False] | None = None
+    ) -> list[str]:
+        """Return the text of each row of tokens; ``rows`` are lists or a matrix.
+
+        Spaces before punctuation stay, as in transformers: the tokenizers that write texts are of bytes.
+        """
+        lists: Any = rows if isinstance(rows, list) else rows.tolist()
+        return self.backend_tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: Literal[False], **arguments: Any):
+        """Return the text of a chat that :func:`~luminosity.inference.handlers.text.plain.chats.can_render` allows."""
+        return render_chat(self.chat_template or "", messages, self.special_tokens_map, arguments)
 
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """The settings of an encoder that preparing its texts needs, with the names of transformers' configurations."""
+    """The settings of a model that preparing its texts needs, with the names of transformers' configurations."""
 
     model_type: str
     max_position_embeddings: int
     hidden_size: int | None
     pad_token_id: int | None
+    vocab_size: int | None = None
 
     def get_text_config(self) -> PlainConfig:
-        """Return this configuration: these encoders take nothing but text."""
+        """Return this configuration: these models take nothing but text."""
         return self
 
 
@@ -144,18 +153,36 @@ def read_plain(files: _Files) -> PlainModel | None:
     """Return a model's tokenizer and configuration, or None if they need transformers."""
     config, settings = files.json("config.json"), files.json("tokenizer_config.json")
     path = files.file("tokenizer.json")
-    if config is None or settings is None or path is None or files.file("added_tokens.json") is not None:
+    if config is None or settings is None or path is None or "auto_map" in settings:
         return None
-    kind = _class_of(config, settings)
+    settings = {name: value for name, value in settings.items() if value or name != "split_special_tokens"}
     plain_config = _plain_config(config)
-    if kind is None or plain_config is None or not settings.keys() <= _KNOWN_SETTINGS:
+    writes = config.get("model_type") in DECODERS
+    if files.file("added_tokens.json") is not None and not (writes and "added_tokens_decoder" in settings):
+        return None
+    if config.get("model_type") == "mistral" and files.file("tekken.json") is not None:
+        return None  # another library may read it
+    if plain_config is None or not settings.keys() <= _KNOWN_SETTINGS | (_OF_DECODERS if writes else set()):
         return None
     backend = require("tokenizers", "transformers").Tokenizer.from_file(path)
     rules = json.loads(backend.to_str())
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    kind = class_of_decoder(plain_config.model_type, named, rules) if writes else class_of_encoder(config, named)
+    if kind is None:
+        return None
     if rules["padding"] is not None:  # names the token if nothing else does
         settings = {"pad_token": rules["padding"]["pad_token"], **settings}
-    names = _named_tokens(kind, settings, files.json("special_tokens_map.json"))
-    if names is None or not _has_tokens(rules, settings, names) or not _is_built_alike(kind, rules, settings, names):
+    defaults = (DECODER_TOKENS if writes else DEFAULT_TOKENS)[kind]
+    names = _named_tokens(defaults, settings, files.json("special_tokens_map.json"), needs_all=not writes)
+    if names is None or not _has_tokens(rules, settings, names):
+        return None
+    template = None
+    if writes:
+        found = _chat_template(files, settings)
+        if found is None or not rebuild_decoder(kind, backend, rules, settings) or _cleans_up(rules, settings):
+            return None
+        template = found or None
+    elif not _is_built_alike(kind, rules, settings, names):
         return None
     limit = settings.get("model_max_length", settings.get("max_len"))
     ids = {name: backend.token_to_id(token) for name, token in names.items()}
@@ -165,6 +192,8 @@ def read_plain(files: _Files) -> PlainModel | None:
         _NO_LIMIT if limit is None else int(limit),
         *(ids.get(name) for name in ("bos_token", "cls_token", "eos_token", "pad_token")),
         all_special_ids=sorted({*ids.values(), *extra}),
+        special_tokens_map=names,
+        chat_template=template,
     )
     return PlainModel(tokenizer, plain_config)
 
@@ -175,27 +204,15 @@ def rules_of(backend: Any) -> dict[str, Any]:
     return {name: rule for name, rule in rules.items() if name not in ("decoder", "padding", "truncation")}
 
 
-def _class_of(config: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-    """Return the class that AutoTokenizer builds, or None if it is not one of those that this module knows."""
-    by_model = _CLASS_OF_MODEL.get(config.get("model_type", ""))
-    if by_model is None or "auto_map" in settings:
-        return None
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if named is None or by_model == _GENERAL:
-        return by_model
-    if named in ("PreTrainedTokenizerFast", _GENERAL):
-        return _GENERAL
-    name = str(named).removesuffix("Fast")
-    return name if name in _DEFAULT_TOKENS else None
-
-
 def _plain_config(config: Mapping[str, Any]) -> PlainConfig | None:
     """Return the configuration, or None if a value is missing for which transformers has its own default."""
-    positions, pad, width = (config.get(name) for name in ("max_position_embeddings", "pad_token_id", "hidden_size"))
-    has_pad = isinstance(pad, int) or config["model_type"] not in PADDED_POSITIONS
-    if not (isinstance(positions, int) and (width is None or isinstance(width, int)) and has_pad):
+    kind, positions = config.get("model_type", ""), config.get("max_position_embeddings")
+    pad, width, words = (config.get(name) for name in ("pad_token_id", "hidden_size", "vocab_size"))
+    has_pad = isinstance(pad, int) or kind not in PADDED_POSITIONS
+    has_words = isinstance(words, int) or (words is None and kind not in DECODERS)
+    if not (isinstance(positions, int) and (width is None or isinstance(width, int)) and has_pad and has_words):
         return None
-    return PlainConfig(config["model_type"], positions, width, pad)
+    return PlainConfig(kind, positions, width, pad, words)
 
 
 def _content(token: Any) -> str | None:
@@ -205,16 +222,18 @@ def _content(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _named_tokens(kind: str, settings: Mapping[str, Any], saved_map: Any) -> dict[str, str] | None:
+def _named_tokens(
+    defaults: Mapping[str, str], settings: Mapping[str, Any], saved_map: Any, needs_all: bool
+) -> dict[str, str] | None:
     """Return the special tokens by name, or None if one of them can't be told."""
-    named = {**_DEFAULT_TOKENS[kind], **{name: settings[name] for name in _NAMED_TOKENS if name in settings}}
+    named = {**defaults, **{name: settings[name] for name in _NAMED_TOKENS if name in settings}}
     if "added_tokens_decoder" not in settings:  # only older models use the file
         saved = cast("dict[str, Any]", saved_map or {})
         if not saved.keys() <= set(_NAMED_TOKENS):
             return None
         named |= saved
     found = {name: _content(token) for name, token in named.items() if token is not None}
-    if None in found.values() or not found.keys() >= _DEFAULT_TOKENS[kind].keys():
+    if None in found.values() or (needs_all and not found.keys() >= defaults.keys()):
         return None
     return cast("dict[str, str]", found)
 
@@ -241,11 +260,29 @@ def _has_tokens(rules: Mapping[str, Any], settings: Mapping[str, Any], names: Ma
     return decoder is None or {int(number): token for number, token in decoder.items()} == added
 
 
+def _chat_template(files: _Files, settings: Mapping[str, Any]) -> str | None:
+    """Return the chat template, "" for a model without one, or None if transformers must choose one."""
+    path = files.file("chat_template.jinja")
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    found = settings.get("chat_template") or ""
+    if isinstance(found, list):
+        found = {each["name"]: each["template"] for each in cast("list[Any]", found)}.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _cleans_up(rules: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Return whether transformers may remove spaces from texts that it decodes; newer ones leave those of BPE."""
+    asks = bool(settings.get("clean_up_tokenization_spaces"))
+    return asks and not (rules["model"].get("type") == "BPE" and rebuilds_tokenizers())
+
+
 def _is_built_alike(kind: str, rules: Mapping[str, Any], settings: Mapping[str, Any], names: Mapping[str, str]) -> bool:
     """Return whether the file has the same parts as the tokenizer that this class builds from its vocabulary."""
     if rules["post_processor"] is None:
         return False  # transformers makes one
-    if kind == _GENERAL:
+    if kind == GENERAL:
         return True  # this class uses the file as it is
     vocabulary = rules["model"].get("vocab")
     numbers = vocabulary
@@ -253,7 +290,7 @@ def _is_built_alike(kind: str, rules: Mapping[str, Any], settings: Mapping[str, 
         numbers = {token: number for number, (token, _) in enumerate(cast("list[tuple[str, float]]", vocabulary))}
     if any(numbers.get(token["content"]) != token["id"] for token in rules["added_tokens"]):
         return False
-    built = _built(kind, settings, names, numbers)
+    built = encoder_rules(kind, settings, names, numbers)
     if kind == "XLMRobertaTokenizer" and (rules["normalizer"] or {}).get("type") == "Precompiled":
         built["normalizer"] = rules["normalizer"]  # this class takes it from the file, and no other
     parts = ("normalizer", "post_processor", "pre_tokenizer")
@@ -264,56 +301,3 @@ def _is_built_alike(kind: str, rules: Mapping[str, Any], settings: Mapping[str, 
 
 def _without_vocabulary(model: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model.items() if name not in ("merges", "vocab")}
-
-
-def _built(
-    kind: str, settings: Mapping[str, Any], names: Mapping[str, str], numbers: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the rules of the tokenizer that a class of transformers builds, with a vocabulary of little."""
-    library = require("tokenizers", "transformers")
-    cls, sep = ((names[name], numbers[names[name]]) for name in ("cls_token", "sep_token"))
-    model: Any
-    if kind in ("BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer"):
-        unknown = names["unk_token"]
-        built = library.Tokenizer(library.models.WordPiece({unknown: 0}, unk_token=unknown))
-        built.normalizer = library.normalizers.BertNormalizer(
-            clean_text=True,
-            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-            strip_accents=settings.get("strip_accents"),
-            lowercase=settings.get("do_lower_case", True),
-        )
-        built.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-        if kind == "MPNetTokenizer":
-            built.post_processor = library.processors.RobertaProcessing(sep, cls, True, False)
-        else:
-            built.post_processor = library.processors.TemplateProcessing(
-                single=f"{cls[0]}:0 $A:0 {sep[0]}:0",
-                pair=f"{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1",
-                special_tokens=[cls, sep],
-            )
-    elif kind == "RobertaTokenizer":
-        has_space, trims = settings.get("add_prefix_space", False), settings.get("trim_offsets", True)
-        model = library.models.BPE(
-            vocab={}, merges=[], dropout=None, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False
-        )
-        built = library.Tokenizer(model)
-        built.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=has_space)
-        built.post_processor = library.processors.RobertaProcessing(sep, cls, trims, has_space)
-    else:
-        begin, end = ((names[name], numbers[names[name]]) for name in ("bos_token", "eos_token"))
-        space = "always" if settings.get("add_prefix_space", True) else "never"
-        # The model needs a vocabulary in which its unknown token has a place.
-        model = library.models.Unigram([(str(number), 0.0) for number in range(4)], unk_id=3, byte_fallback=False)
-        built = library.Tokenizer(model)
-        built.pre_tokenizer = library.pre_tokenizers.Sequence(
-            [
-                library.pre_tokenizers.WhitespaceSplit(),
-                library.pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=space),
-            ]
-        )
-        built.post_processor = library.processors.TemplateProcessing(
-            single=[begin[0], "$A", end[0]],
-            pair=[begin[0], "$A", end[0], end[0], "$B", end[0]],
-            special_tokens=[begin, end],
-        )
-    return json.loads(built.to_str())

@@ -1,0 +1,1 @@
+"""Tokenizers and chat templates without transformers, whose import takes seconds in every process."""
