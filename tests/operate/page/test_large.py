@@ -57,7 +57,7 @@ def test_a_cluster_shows_its_nodes_and_where_each_worker_is(page: Page, server: 
     page.goto(server.address(f"/runs/{CLUSTER}"))
     nodes = page.locator("#nodes tbody tr")
     expect(nodes).to_have_count(20)
-    expect(page.locator(".run-head .facts")).not_to_contain_text("% done")  # it is not known of the stage that goes on
+    expect(page.locator(".run-head .facts")).not_to_contain_text("% done")  # a stage that goes on: unknown
     lost = page.locator("#nodes tr").filter(has=page.get_by_text("node-10", exact=True))
     expect(lost.locator("td[data-title='When']")).to_have_text("1.0 s to 2 min 0 s, from 3 min 20 s")
     expect(lost.locator("td[data-title='Lost']")).to_have_text("10")

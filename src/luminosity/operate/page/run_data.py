@@ -17,8 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from luminosity.drift.watch.page_data import default_histories, drift_data
-from luminosity.drift.watch.state import state_file
 from luminosity.errors import RecordError
 from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
@@ -28,7 +26,6 @@ from luminosity.operate.page.graph_data import StepTree, stage_graph
 from luminosity.operate.page.replies import FOREVER, KeptResults, Packed, json_bytes
 from luminosity.operate.page.run_list import Asked, RunList
 from luminosity.runs import records
-from luminosity.runs.manifest.manifest import Manifest, compare_words, differences_between, load
 from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
 __all__ = ["DriftFiles", "Run", "RunFiles"]
@@ -95,6 +92,8 @@ class RunFiles:
         if not all(isinstance(each, Run) for each in found):
             raise RecordError("found no such run, expected the ids of two runs")
         notes: list[str] = []
+        from luminosity.runs.manifest.manifest import Manifest, compare_words, differences_between, load
+
         manifests: list[Manifest] = []
         for name, run_id in (("A", one), ("B", two)):
             try:
@@ -273,6 +272,8 @@ class DriftFiles:
     @property
     def paths(self) -> tuple[str, ...]:
         """The files of the histories that there are now."""
+        from luminosity.drift.watch.page_data import default_histories
+
         return tuple(dict.fromkeys([*self._paths, *default_histories()]))
 
     def data(self, known: str = "") -> Packed | None:
@@ -302,6 +303,9 @@ class DriftFiles:
 
     def _look(self) -> None:
         """Read the histories again if a file has changed."""
+        from luminosity.drift.watch.page_data import drift_data
+        from luminosity.drift.watch.state import state_file
+
         paths = self.paths
         versions = {path: (version_of(path), version_of(state_file(path))) for path in paths}
         if versions == self._versions:

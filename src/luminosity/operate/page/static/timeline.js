@@ -70,17 +70,6 @@ const CHARTS = [
     ]),
   },
   {
-    title: "Nodes", unit: "of the cluster that the run uses; ▲ one came, ▼ one went", format: short, whole: true, marks: nodeMarks,
-    lines: (run) => [{ name: "nodes", points: run.series("nodes") }],
-  },
-  {
-    title: "CPU of nodes", unit: "load of all cores, of the busiest nodes", format: percent, most: 1,
-    lines: (run) => {
-      const means = [...run.nodes.keys()].map((id) => [id, run.series("nodeCpu", id)]).filter(([, points]) => points.length).map(([id, points]) => ({ id, mean: points.reduce((sum, [, value]) => sum + value, 0) / points.length }));
-      return means.sort((a, b) => b.mean - a.mean).slice(0, MOST_LINES).map(({ id }) => ({ key: id, name: run.hostOf(id), points: run.broken("nodeCpu", id) }));
-    },
-  },
-  {
     title: "Workers that are up", unit: "by pool, and how many the work that is left is worth, on a cluster", format: short, whole: true,
     lines: (run) => (run.started.machine?.nodes?.length ? run.started.pools ?? [] : []).flatMap((pool, index) => [
       { name: `${pool.name} up`, look: index % 6, points: run.series("workers", index) },
@@ -90,6 +79,17 @@ const CHARTS = [
   {
     title: "Cost", unit: "so far, of workers, by pool", format: (value) => money(value, ""),
     lines: (run) => (run.started.pools ?? []).map((pool, index) => ({ name: pool.name, look: index % 6, points: run.costOf(index) })),
+  },
+  {
+    title: "Nodes", unit: "of the cluster that the run uses; ▲ one came, ▼ one went", format: short, whole: true, marks: nodeMarks,
+    lines: (run) => [{ name: "nodes", points: run.series("nodes") }],
+  },
+  {
+    title: "CPU of nodes", unit: "load of all cores, of the busiest nodes", format: percent, most: 1,
+    lines: (run) => {
+      const means = [...run.nodes.keys()].map((id) => [id, run.series("nodeCpu", id)]).filter(([, points]) => points.length).map(([id, points]) => ({ id, mean: points.reduce((sum, [, value]) => sum + value, 0) / points.length }));
+      return means.sort((a, b) => b.mean - a.mean).slice(0, MOST_LINES).map(({ id }) => ({ key: id, name: run.hostOf(id), points: run.broken("nodeCpu", id) }));
+    },
   },
   {
     title: "Devices", unit: "share of time in which they compute", format: percent, most: 1,
