@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 _ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(_ROOT))
 
-from tests.operate.page import made_up  # noqa: E402
+from tests.operate.page import made_up, made_up_large  # noqa: E402
 from tests.operate.page.browsing import Served, launched, served  # noqa: E402
 from tests.operate.page.drift_made_up import drift_history  # noqa: E402
 
@@ -26,7 +26,7 @@ __all__: list[str] = []
 _WIDTH = 1280
 _MOST_BYTES = 150_000  # of a picture
 _ID = "20260921T0000{:02}-aaaaa{}"
-_DONE, _FASTER, _LIVE = (_ID.format(number, number) for number in (1, 2, 3))
+_DONE, _FASTER, _LIVE, _CLUSTER, _STREAM = (_ID.format(number, number) for number in (1, 2, 3, 4, 5))
 
 
 _PAST = (  # other runs in the list: the script, and the speed of its slow step
@@ -51,6 +51,8 @@ _PICTURES = (
     Picture("page-run", f"/runs/{_LIVE}", "body", "#steps", ".node[aria-label^='Embed:']"),
     Picture("page-jobs", "/runs", "body", ".jobs", "[data-view='jobs']"),
     Picture("page-charts", f"/runs/{_LIVE}", "#timeline", "#models"),
+    Picture("page-actions", f"/runs/{_STREAM}", "body", ".facts"),
+    Picture("page-nodes", f"/runs/{_CLUSTER}", "#timeline", "#nodes"),
     Picture("page-compare", f"/compare?a={_DONE}&b={_FASTER}", "body", "#compare-steps"),
     Picture("page-drift", "/drift", "#reference-0", ".cards"),
 )
@@ -66,6 +68,8 @@ def main() -> None:
         made_up.record(runs, made_up.batch(_LIVE, upto=95))
         for number, (name, speed) in enumerate(_PAST, start=10):
             made_up.record(runs, made_up.batch(_ID.format(number, number % 10), speed=speed, name=name, apart_s=4.0))
+        made_up.record(runs, made_up.stream(_STREAM, seconds=300))
+        made_up.record(runs, made_up_large.cluster(_CLUSTER, workers=32, nodes=8))
         drift_history(drift / "reviews.sqlite")
         with launched() as browser, served(runs, drift=drift) as server:
             for picture in _PICTURES:

@@ -78,6 +78,14 @@ class TomlTable:
             for number, each in enumerate(cast("list[dict[str, Any]]", found))
         ]
 
+    def table(self, name: str) -> TomlTable:
+        """Return the table ``[name]``, which is empty if it is not there."""
+        found = self.value(name)
+        if not isinstance(found, dict | None):
+            raise self.error(name, f"found {name}={found!r}, expected a table with the header [{name}]")
+        values = cast("dict[str, Any]", found or {})
+        return TomlTable(values, self._path, self._lines, self.line_of(name), self._make_error)
+
     def text(self, name: str, default: str | None = None) -> str | None:
         """Return a text that is not empty."""
         found = self.value(name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable, shorten
 from luminosity.cli.common.exits import fail_of, print_ignoring_closed_pipe
+from luminosity.cli.common.mlflow_run import MlflowRun, add_mlflow_option
 from luminosity.cli.common.options import add_command
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
@@ -57,6 +58,7 @@ def add_to(commands: Any) -> None:
     add_table_options(parser)
     parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of lines")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
+    add_mlflow_option(parser)
     parser.set_defaults(command=_describe)
 
 
@@ -76,23 +78,37 @@ def _run(parsed: argparse.Namespace) -> int:
         raise OptionError("the name of a table is empty, expected a file; perhaps a shell variable is not set")
     columns = [name for text in parsed.column for name in text.split(",") if name] or None
     check_report(parsed.report)
+    mlflow = MlflowRun("describe", parsed.mlflow)
     reader = TableReader("describe", parsed.dead_letters)
     with ProgressLine() as progress, reader:
         arguments = csv_arguments(parsed, *patterns)
         states = [_read(reader, *each, columns, progress) for each in zip(patterns, arguments, strict=True)]
         found = states[0].description() if len(states) == 1 else describe_states(*states)
+        settings = {"table": parsed.table, "reference": parsed.reference, "columns": columns}
         if parsed.report:
-            settings = {"table": parsed.table, "reference": parsed.reference, "columns": columns}
             found.write_report(parsed.report, title=parsed.table, settings=settings)
     if parsed.report:
         tell_who_reads("describe", parsed.report, "values")
     seconds = time.monotonic() - began
+    about = {"table": parsed.table, "seconds": round(seconds, 3)}
+    result = {**found.as_dict(), **about, **reader.as_dict()}
     if parsed.json:
-        about = {"table": parsed.table, "seconds": round(seconds, 3)}
-        print_ignoring_closed_pipe(json_text({**found.as_dict(), **about, **reader.as_dict()}))
+        print_ignoring_closed_pipe(json_text(result))
     else:
         print_ignoring_closed_pipe("\n".join(_lines(found, seconds)))
-    return 0
+    return mlflow.log(parsed.table, _numbers(found), settings, result, parsed.report, 0)
+
+
+def _numbers(found: Description) -> dict[str, Any]:
+    """Return what is one number of a column, for MLflow."""
+    numbers: dict[str, Any] = {"rows": found.rows}
+    for change in found.changes:
+        numbers |= {f"distance/{change.name}": change.distance, f"p_value/{change.name}": change.p_value}
+    for name, column in found.columns.items():
+        missing = column.nulls + column.nan
+        median = column.quantiles.get(0.5) if column.quantiles else None
+        numbers |= {f"missing/{name}": missing, f"distinct/{name}": column.distinct, f"median/{name}": median}
+    return numbers
 
 
 def _read(

@@ -7,6 +7,7 @@ import os
 import pdb
 import sys
 import traceback
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.flags import MODEL_FLAGS, RUNNER_FLAGS, help_text
@@ -40,6 +41,7 @@ up to date is skipped. Its options are --force (skip none), --from STEP (begin
 there) and --dry-run (only say what would run).
 
 --ui before PIPELINE opens a page of runs, see `lum ui`, and prints its address.
+With --ui --read-only, the page can stop no run and save no savepoint.
 With a terminal the page stays after the run, until Ctrl-C; without one it ends
 with the run.
 """
@@ -81,8 +83,11 @@ def _add_run(commands: Any) -> None:
 
 def run(words: list[str]) -> int:
     """Run the script that ``words`` names with the options that follow; return the exit code."""
-    with_page = words[:1] == ["--ui"]
-    script, *options = words[with_page:] or [""]
+    of_page = list(takewhile(("--ui", "--read-only").__contains__, words))
+    with_page = "--ui" in of_page
+    script, *options = words[len(of_page) :] or [""]
+    if of_page and not with_page:
+        return fail("run", "found --read-only without --ui, expected both: it is about the page", WRONG_USE)
     if wrong := problem(script):
         return fail("run", f"{wrong}, expected PIPELINE.py, then options", WRONG_USE)
     if not with_page:
@@ -95,7 +100,7 @@ def run(words: list[str]) -> int:
     from luminosity.cli.ui import open_beside
 
     try:
-        page = open_beside(options)
+        page = open_beside(options, read_only="--read-only" in of_page)
     except LuminosityError as error:
         return fail("run", error, WRONG_USE)
     try:

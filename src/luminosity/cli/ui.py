@@ -23,8 +23,10 @@ from luminosity.report_page.document import write_page
 
 if TYPE_CHECKING:
     from luminosity.operate.page.beside import PageBeside
+    from luminosity.operate.page.team.settings import TeamSettings
 
 __all__ = ["add_to", "open_beside", "ui"]
+_HOST = "127.0.0.1"
 _DESCRIPTION = """\
 Open a page of runs, live and past, in the browser: the graph of a run, its
 steps, throughput, workers, devices and models over time, failures and logs.
@@ -32,7 +34,7 @@ steps, throughput, workers, devices and models over time, failures and logs.
 The page reads the records of runs; it can also stop your own runs and save
 savepoints of them, unless you add --read-only. It is for you, on this
 machine: the address that the command prints contains a token, and no other
-machine can connect.
+machine can connect. With --listen and --login, it is for a team that signs in.
 """
 _EXAMPLES = """\
 examples:
@@ -42,6 +44,8 @@ examples:
   lum ui --read-only             a page that can stop no run
   lum ui --run_dir /data/runs    the runs that are recorded there
   lum run --ui pipeline.py       open the page beside a run
+  lum ui --listen 0.0.0.0:443 --login team.toml
+                                 a page for a team, behind a sign-in
 
 From another machine, forward the port and open the printed address there:
   ssh -L 4747:127.0.0.1:4747 THIS_MACHINE
@@ -64,8 +68,17 @@ def _add_ui(commands: Any) -> None:
     )
     parser.add_argument(
         "--host",
-        default="127.0.0.1",
         help="the loopback address to listen on: 127.0.0.1, localhost or ::1 (default: 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS:PORT",
+        help="let a team read the page from other machines; needs --login (default port: 4747)",
+    )
+    parser.add_argument(
+        "--login",
+        metavar="FILE",
+        help="for --listen: a TOML file that says who may read and act, how they sign in, and the certificate",
     )
     parser.add_argument(
         "--read-only", action="store_true", help="let nobody stop a run or save a savepoint on the page"
@@ -93,23 +106,24 @@ def ui(parsed: argparse.Namespace) -> int:
         check(module, "ui")
     from luminosity.operate.cost.prices import load_prices
     from luminosity.operate.page.app import Sources, serve_page
-    from luminosity.operate.web_server import Access, address, bind, is_loopback
+    from luminosity.operate.web_server import Access, address, bind, listen
 
     said = who_else_writes(folder) if folder.is_dir() else ""
     if said:
-        print(
-            f"lum ui: the page may show forged records, and only reads: {said}; expected a folder that only you can "
-            "write to",
-            file=sys.stderr,
-        )
-    # A page that others share only reads; bind refuses other hosts today.
-    can_act = not parsed.read_only and not said and is_loopback(parsed.host)
-    sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices, can_act)
+        print(f"lum ui: {_only_reads(said)}", file=sys.stderr)
+    team, host, port = _team(parsed)
+    can_act = not parsed.read_only and not said and (team is None or bool(team.actors))
+    sources = Sources(folder, tuple(_existing(parsed.drift)), parsed.prices, can_act, team)
     load_prices(parsed.prices)  # an error is more useful before the page is open
-    with bind(parsed.host, parsed.port) as listener:
+    with bind(host, port) if team is None else listen(host, port or 0) as listener:
         token = _token(folder)
 
         def introduce(access: Access) -> None:
+            if team is not None:
+                print(f"The runs in {folder} are at {team.origin}/runs for who may sign in ({', '.join(team.users)})")
+                print(f"{', '.join(team.actors)} may act." if can_act else "The page only reads.")
+                print("Ctrl-C stops the server.", flush=True)
+                return
             print(f"The runs in {folder} are at {address(listener, token)}")
             print("Ctrl-C stops the server.", flush=True)
             if not parsed.no_browser and _has_screen():
@@ -119,6 +133,28 @@ def ui(parsed: argparse.Namespace) -> int:
 
         serve_page(sources, token, listener, introduce)
     return interrupted("ui") if was_terminated() else 0
+
+
+def _only_reads(said: str) -> str:
+    return f"the page may show forged records, and only reads: {said}; expected a folder that only you can write to"
+
+
+def _team(parsed: argparse.Namespace) -> tuple[TeamSettings | None, str, int | None]:
+    """Return the settings of a team's page, or None, and where to listen."""
+    from luminosity.operate.page.team.settings import place_of, read_settings
+
+    if parsed.listen is None and parsed.login is None:
+        return None, parsed.host or _HOST, parsed.port
+    if parsed.listen is None or parsed.login is None:
+        found, missing = ("--login", "--listen") if parsed.listen is None else ("--listen", "--login")
+        raise OptionError(
+            f"found {found} without {missing}, expected both: a page that other machines can reach needs a sign-in",
+            fix="add --listen ADDRESS:PORT and --login FILE",
+        )
+    if parsed.host is not None or parsed.port is not None:
+        raise OptionError("found --listen and --host or --port, expected --listen ADDRESS:PORT alone")
+    host, port = place_of(parsed.listen)
+    return read_settings(parsed.login, host), host, port
 
 
 def _existing(paths: Sequence[str]) -> Sequence[str]:
@@ -149,7 +185,7 @@ def _has_screen() -> bool:
     return sys.stdout.isatty() and any(os.environ.get(name) for name in names)
 
 
-def open_beside(options: Sequence[str]) -> PageBeside:
+def open_beside(options: Sequence[str], *, read_only: bool = False) -> PageBeside:
     """Start the page of the run with these options, print its address, and end it with this process.
 
     With a terminal, the page stays when the run has ended, until Ctrl-C: its reader wants to see how it ended. Raises
@@ -159,8 +195,10 @@ def open_beside(options: Sequence[str]) -> PageBeside:
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--run_dir")
-    page = PageBeside(chosen_folder(parser.parse_known_args(options)[0]))
+    page = PageBeside(chosen_folder(parser.parse_known_args(options)[0]), read_only=read_only)
     has_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if page.shared:
+        print(f"lum run: {_only_reads(page.shared)}", file=sys.stderr)
     if has_terminal or page.token_file is None:
         print(f"The page of this run is at {page.address}", file=sys.stderr, flush=True)
     else:  # the output may be a log that others read

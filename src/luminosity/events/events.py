@@ -29,6 +29,7 @@ __all__ = [
     "MachineInfo",
     "ModelLoaded",
     "ModelVersion",
+    "NodeChanged",
     "NodeInfo",
     "PoolInfo",
     "Resources",
@@ -229,6 +230,15 @@ class WorkerEnded(Event):
     lifetime_seconds: float = 0.0  # from its start to its end
     cpu_seconds: float = 0.0
     peak_resident: int = 0  # bytes
+
+
+@dataclass(frozen=True)
+class NodeChanged(Event):
+    """The run uses a node of the cluster from now on, or not any more."""
+
+    node: str  # its id
+    address: str  # the name of its host, if it is known
+    change: Literal["came", "went"]  # also a node that was lost, and is back, came
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from luminosity.events.events import (
     Event,
     LogMessage,
     ModelLoaded,
+    NodeChanged,
     RunEnded,
     RunStarted,
     Snapshot,
@@ -41,6 +42,7 @@ _KINDS: dict[str, type[Event]] = {
         ModelLoaded,
         LogMessage,
         CheckpointDone,
+        NodeChanged,
         RunEnded,
     )
 }

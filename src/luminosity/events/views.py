@@ -387,6 +387,8 @@ class NodeView:
     utilization: float | None = None  # of all cores, between 0 and 1
     ram_used: int = 0
     ram_total: int = 0
+    blocks: int = 0  # bytes of the run's blocks in the cluster's store there, second copies included
+    devices: tuple[DeviceView, ...] = ()  # its accelerators, as their driver reports them
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,32 @@ from typing import Any
 from luminosity.errors import OptionError
 from luminosity.extras import require
 
-__all__ = ["TOKEN_FILE", "Access", "address", "bind", "is_loopback", "listen", "serve", "token_of", "url_of"]
+__all__ = [
+    "TOKEN_FILE",
+    "Access",
+    "Certificate",
+    "address",
+    "bind",
+    "cookies_named",
+    "is_loopback",
+    "is_own_peer",
+    "listen",
+    "serve",
+    "token_of",
+    "url_of",
+]
+
 _BACKLOG = 2048  # connections that wait to be accepted, as uvicorn's default
 _GRACE_S = 10  # how long a shutdown waits for requests that are being handled
 _KEEP_ALIVE_S = 75  # longer than a pipeline pauses between two requests
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The files of a certificate and of its key."""
+
+    path: str
+    key: str
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -53,13 +76,15 @@ def serve(
     listener: socket.socket,
     started: Callable[[], None],
     *,
+    certificate: Certificate | None = None,
     grace_s: int = _GRACE_S,
     stopping: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; call ``started`` when requests are accepted.
 
-    ``app`` is an ASGI application. ``stopping`` is called in the signal's handler: it should let responses that never
-    end by themselves end, because the shutdown waits ``grace_s`` seconds for responses.
+    ``app`` is an ASGI application; with a ``certificate``, it is served with TLS. ``stopping`` is called in the
+    signal's handler: it should let responses that never end by themselves end, because the shutdown waits ``grace_s``
+    seconds for responses.
     """
     uvicorn = require("uvicorn", "serve")
     listener.listen(_BACKLOG)
@@ -70,6 +95,9 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # they would replace the address of the client, which anyone can send
+        ssl_certfile=certificate.path if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
     )
@@ -124,14 +152,10 @@ class Access:
 
     def has_cookie(self, headers: Iterable[str]) -> bool:
         """Return whether the ``Cookie`` headers of a request hold the cookie."""
-        for header in headers:
-            jar: SimpleCookie = SimpleCookie()
-            with contextlib.suppress(CookieError):
-                jar.load(header)
-            given = jar[self.cookie_name].value if self.cookie_name in jar else ""
-            if hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode()):
-                return True
-        return False
+        return any(
+            hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
+            for given in cookies_named(self.cookie_name, headers)
+        )
 
     def has_bearer(self, header: str) -> bool:
         """Return whether an ``Authorization`` header holds the token, as Prometheus sends it."""
@@ -155,6 +179,18 @@ class Access:
         return f"{self.cookie_name}={self.cookie_value}; Path=/; HttpOnly; SameSite=Strict"
 
 
+def cookies_named(name: str, headers: Iterable[str]) -> list[str]:
+    """Return the values of a cookie in the ``Cookie`` headers of a request."""
+    found: list[str] = []
+    for header in headers:
+        jar: SimpleCookie = SimpleCookie()
+        with contextlib.suppress(CookieError):
+            jar.load(header)
+        if name in jar:
+            found.append(jar[name].value)
+    return found
+
+
 def is_loopback(host: str) -> bool:
     """Return whether the value of a ``Host`` header, or of ``--host``, names this machine by its loopback address.
 
@@ -173,6 +209,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def is_own_peer(scope: Mapping[str, Any]) -> bool:
+    """Return whether a process of this user has made the connection of a request, on this machine's loopback.
+
+    The kernel lists the sockets of both ends, each with its user.
+    """
+    client, server = scope.get("client"), scope.get("server")
+    if not client or not server or not is_loopback(client[0]):
+        return False
+    ends = (f":{client[1]:04X}", f":{server[1]:04X}")
+    users: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{name}") as file:
+            rows = (line.split() for line in file)
+            users |= {row[7] for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1])}
+    return users == {str(os.geteuid())}
 
 
 def token_of(folder: Path) -> str:

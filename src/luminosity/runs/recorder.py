@@ -32,7 +32,7 @@ _SAMPLES_EVERY_S = 10.0  # samples of bundles and user metrics change slowly
 # Together these keep a record with its journal below 5 MB, of which one snapshot in full and the plan take the rest.
 _MOST_SNAPSHOTS = 1000
 _MOST_SNAPSHOT_BYTES = 2_000_000
-_MOST_HAPPENINGS = 500  # of each of the kinds, of which there are 7
+_MOST_HAPPENINGS = 500  # of each of the kinds, of which there are 9
 _MOST_HAPPENING_BYTES = 150_000
 _MOST_JOURNAL_BYTES = 1_250_000
 _TEXTS = ("exception", "failure", "message", "reason", "traceback")  # which user code has a part in

@@ -22,7 +22,12 @@ _LEAST_SNAPSHOTS = 150  # points that a chart needs: larger snapshots lose detai
 _LEAST_OF_STAGE = frozenset(("id", "status", "by", "elements", "rate", "queued", "running", "busy_seconds", "stalls"))
 _OF_STAGE = _LEAST_OF_STAGE | {"queued_bytes", "workers", "cpu_seconds", "stream", "inference", "kafka"}
 _OF_WORKER = frozenset(("worker", "pool", "cpu_seconds", "resident"))
-_FIELDS = {"stages": (_OF_STAGE, _LEAST_OF_STAGE), "workers": (_OF_WORKER, frozenset[str]())}
+_LEAST_OF_NODE = frozenset(("id", "workers", "utilization"))
+_FIELDS = {
+    "stages": (_OF_STAGE, _LEAST_OF_STAGE),
+    "workers": (_OF_WORKER, frozenset[str]()),
+    "nodes": (_LEAST_OF_NODE, _LEAST_OF_NODE),
+}
 _INFERENCE = frozenset(
     (
         "step",

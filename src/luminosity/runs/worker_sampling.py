@@ -73,11 +73,12 @@ class WorkerSampler:
             if pid:
                 self._watched[worker] = pid
 
-    def reported(self, worker: str, cpu_seconds: float, resident: int) -> None:
-        """Note what a worker on another machine has said itself."""
+    def reported(self, worker: str, cpu_seconds: float, resident: int, pid: int) -> None:
+        """Note what a worker on another machine has said itself. ``pid`` is 0 before it has said something."""
         with self._lock:
             if (before := self._known.get(worker)) is not None:
-                self._known[worker] = _updated(before, ProcessUse(round(cpu_seconds, 2), resident, resident), resident)
+                use = ProcessUse(round(cpu_seconds, 2), resident, resident)
+                self._known[worker] = replace(_updated(before, use, resident), pid=pid)
 
     def look(self, worker: str) -> None:
         """Sample a worker now, because it will end soon."""

@@ -51,3 +51,21 @@ def test_a_state_of_a_newer_version_is_read_and_a_broken_one_named(tmp_path: Pat
     path.write_text("[]")
     with pytest.raises(DriftError, match=r"state\.json: found no state of a watch .* move the file away"):
         load_state(path)
+
+
+def test_without_a_watch_tests_say_when_drift_began_and_ended(tmp_path: Path) -> None:
+    path = tmp_path / "stream.sqlite"
+    drifts = (False, True, True, False, True)
+    tests = [
+        replace(_TEST, time=f"2030-01-0{day}T00:00:00.000+00:00", drift=each) for day, each in enumerate(drifts, 1)
+    ]
+    DriftHistory(path).append(*tests, replace(_TEST, time="2030-01-09T00:00:00.000+00:00", drift=False, verdict="gone"))
+    said = [(each["time"][:10], each["kind"], each["p_value"]) for each in drift_data([path])["alerts"]]
+    assert said == [
+        ("2030-01-05", "drift", 0.01),
+        ("2030-01-04", "resolved", 0.01),
+        ("2030-01-02", "drift", 0.01),
+    ]
+    with state_to_change(state_file(path)) as state:  # a watch says it itself
+        state.watches["shop"] = WatchMemory("r", {"": KeyState(is_drift=True)})
+    assert drift_data([path])["alerts"] == []

@@ -34,10 +34,10 @@ def refuse(number: int) -> int:
     return number
 
 
-def run(build: Callable[[beam.Pipeline], None], events: list[Event]) -> None:
+def run(build: Callable[[beam.Pipeline], None], events: list[Event], *flags: str) -> None:
     pipeline = beam.Pipeline(
         runner=LuminosityRunner(on_event=events.append),
-        options=PipelineOptions(["--run_dir=off", "--cpu_workers=1"]),
+        options=PipelineOptions(["--run_dir=off", "--cpu_workers=1", *flags]),
     )
     build(pipeline)
     pipeline.run().wait_until_finish()
@@ -71,6 +71,20 @@ def test_a_run_tells_its_transforms_and_where_their_time_goes() -> None:
     assert sum(each.share for each in times) == pytest.approx(1.0)
     assert slowest(started, ended.last).startswith("Step 'Enrich/Slow' takes ")
     assert started.user
+
+
+def test_bundles_that_share_a_worker_share_its_time() -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        _ = pipeline | "Make" >> beam.Create(range(100)) | beam.Reshuffle() | "Slow" >> beam.Map(slow)
+
+    events: list[Event] = []
+    run(build, events, "--number_of_worker_harness_threads=4")
+    started, ended = events[0], events[-1]
+    assert isinstance(started, RunStarted)
+    assert isinstance(ended, RunEnded)
+    (seconds,) = [each.seconds for each in step_times(started, ended.last) if each.step == "Slow"]
+    # Both are sums over bundles, a quarter of the time of each; so this holds whatever ran at the same time.
+    assert 0 < seconds <= sum(stage.busy_seconds for stage in ended.last.stages)
 
 
 def test_a_failed_run_tells_the_element_without_secrets() -> None:

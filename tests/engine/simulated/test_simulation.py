@@ -16,7 +16,8 @@ from luminosity.engine.loop.bundle import Attempt, Bundle
 from luminosity.engine.loop.parts import RunParts
 from luminosity.engine.simulated.disasters import Disaster, Weather
 from luminosity.engine.simulated.invariants import Broken
-from luminosity.engine.simulated.simulation import Simulation, Stuck
+from luminosity.engine.simulated.simulation import Simulation
+from luminosity.engine.simulated.virtual_time import Stuck
 from tests.engine.simulated.scenarios import Scenario, scenario
 from tests.engine.simulated.shapes import Shape
 from tests.engine.simulated.shrinking import as_test, failure, shrunk

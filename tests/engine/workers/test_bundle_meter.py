@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -22,7 +23,9 @@ def burn() -> None:
 
 
 def usage(response: beam_fn_api_pb2.InstructionResponse) -> tuple[float, int]:
-    return wire.unpack_usage(response.process_bundle.monitoring_data[wire.USAGE])
+    seconds, resident, pid = wire.unpack_usage(response.process_bundle.monitoring_data[wire.USAGE])
+    assert pid == os.getpid()
+    return seconds, resident
 
 
 def test_a_bundle_gets_the_time_of_its_own_thread_and_its_part_of_the_others() -> None:
@@ -72,5 +75,5 @@ def test_a_bundle_that_fails_takes_no_time_from_later_ones() -> None:
 
 
 def test_a_worker_that_does_not_measure_used_nothing() -> None:
-    assert wire.unpack_usage(b"") == (0.0, 0)
-    assert wire.unpack_usage(wire.pack_usage(1.5, 7)) == (1.5, 7)
+    assert wire.unpack_usage(b"") == (0.0, 0, 0)
+    assert wire.unpack_usage(wire.pack_usage(1.5, 7, 4711)) == (1.5, 7, 4711)

@@ -25,9 +25,10 @@ from luminosity.engine.data.state import BundleShards, StateStore
 from luminosity.engine.loop.bundle import new_instruction_id
 from luminosity.engine.spill.quota import Ledger
 from luminosity.engine.workers.sdk import user_state
+from luminosity.engine.workers.sdk.cells import AddingState
 from luminosity.engine.workers.sdk.channel import RepeatedTimer, TimerStream
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
-from luminosity.engine.workers.sdk.user_state import AddingState, BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
 _Bag = bundle_processor.SynchronousBagRuntimeState
 

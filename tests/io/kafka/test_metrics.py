@@ -137,9 +137,11 @@ def test_only_so_many_times_of_a_bundle_are_kept(metrics: dict[str, _Metric], mo
 
 def test_odd_timestamps_of_records_are_counted(metrics: dict[str, _Metric]) -> None:
     read = ReadMetrics()
-    read.count([-1], 3, 0, 1_700_000_000_000)  # has none
+    read.note([-1], 3, 1_700_000_000_000)  # has none
+    read.count()
     assert last(metrics, "age_ms") == {}
-    read.count([-1, 0, (1 << 63) - 1, 1_699_999_999_900], 3, 1, 1_700_000_000_000)
+    read.note([-1, 0, (1 << 63) - 1, 1_699_999_999_900], 3, 1_700_000_000_000)
+    read.count()
     assert last(metrics, "age_ms") == {
         "age_ms": 1_700_000_000_000,
         "age_ms_to_0": 1,
@@ -147,6 +149,22 @@ def test_odd_timestamps_of_records_are_counted(metrics: dict[str, _Metric]) -> N
         "age_ms_to_2000000000000": 1,
     }
     assert metrics["records_read"].values == [1, 4]
+
+
+def test_records_of_several_claims_are_counted_together_each_with_the_time_of_its_claim(
+    metrics: dict[str, _Metric],
+) -> None:
+    read = ReadMetrics()
+    read.note([1, 2], 5, 10)
+    read.start()  # the bundle has failed
+    read.note([1_000, 1_000], 30, 1_003)
+    read.note([], 0, 1_500)
+    read.note([1_000], 12, 1_080)
+    read.count()
+    read.count()
+    assert last(metrics, "age_ms") == {"age_ms": 80, "age_ms_to_3": 2, "age_ms_to_80": 1}
+    assert metrics["records_read"].values == [3]
+    assert metrics["bytes_read"].values == [42]
 
 
 def test_many_partitions_share_a_gauge_unless_they_are_far_behind(metrics: dict[str, _Metric]) -> None:
@@ -171,7 +189,8 @@ def test_partitions_that_the_reader_no_longer_has_are_left_out(metrics: dict[str
 @pytest.mark.parametrize("time_ms", [1, 2, 7, 11, 99, 101, 126, 999, 1_000, 45_678, 86_400_000, 999_999_999])
 def test_a_percentile_is_within_15_percent(metrics: dict[str, _Metric], time_ms: int) -> None:
     read = ReadMetrics()
-    read.count([0], 0, 0, time_ms)
+    read.note([0], 0, time_ms)
+    read.count()
     counts = bucket_counts(last(metrics, "age_ms_"), "age_ms")
     assert percentile_ms(counts, 0.5) == pytest.approx(time_ms, rel=0.15)
     assert list(BUCKET_LIMITS_MS) == sorted(set(BUCKET_LIMITS_MS))

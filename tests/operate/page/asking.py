@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from luminosity.operate.web_server import Access
@@ -24,6 +24,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    cookies: list[str] = field(default_factory=list[str])
 
     @property
     def json(self) -> Any:
@@ -37,9 +38,14 @@ def ask(
     method: str = "GET",
     *,
     body: bytes = b"",
+    client: tuple[str, int] | None = None,
+    server: tuple[str, int] | None = None,
     until: Callable[[bytes], bool] = lambda _: False,
 ) -> Answer:
-    """Send a request to the application; leave when the body so far is enough."""
+    """Send a request to the application; leave when the body so far is enough.
+
+    ``client`` and ``server`` are the ends of its connection.
+    """
     path, _, query = target.partition("?")
     given = SIGNED_IN if headers is None else headers
     scope = {
@@ -52,6 +58,8 @@ def ask(
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         "root_path": "",
+        "client": client,
+        "server": server,
     }
     messages: list[Any] = []
 
@@ -77,4 +85,6 @@ def ask(
 
     asyncio.run(call())
     start = messages[0]
-    return Answer(start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, said())
+    pairs = [(name.decode(), value.decode()) for name, value in start["headers"]]
+    cookies = [value for name, value in pairs if name == "set-cookie"]
+    return Answer(start["status"], dict(pairs), said(), cookies)

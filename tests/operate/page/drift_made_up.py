@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from luminosity.drift import DriftHistory, PastTest
 from luminosity.drift.watch.state import Alert, KeyState, WatchMemory, state_file, state_to_change
 
-__all__ = ["drift_history"]
+__all__ = ["days", "drift_history"]
 
 _DAYS = 30
 _FIRST = datetime(2026, 10, 18, 6, 0, tzinfo=timezone.utc)
@@ -60,6 +61,14 @@ def _tests(key: str, report: Path | None) -> Iterator[PastTest]:
             report=str(report) if report is not None and day >= _DAYS - 5 else None,
             floor_mmd2=0.0035,
         )
+
+
+def days(*drifts: bool, first: int) -> Iterator[PastTest]:
+    """Yield a test for each day from the day ``first`` on, which finds drift or does not."""
+    (test, *_) = _tests("", None)
+    for day, is_drift in enumerate(drifts, start=first):
+        time = (_FIRST + timedelta(days=day)).isoformat(timespec="milliseconds")
+        yield replace(test, time=time, drift=is_drift, p_value=0.001 if is_drift else 0.4)
 
 
 def _alerts() -> Iterator[Alert]:

@@ -29,7 +29,7 @@ from luminosity.events import (
 from luminosity.runs.recorder import Recorder
 from tests.operate.page.flow import Flow, Part
 
-__all__ = ["ATTACK", "batch", "ended", "failing", "hostile", "many_stages", "record", "stream"]
+__all__ = ["ATTACK", "batch", "beginning", "ended", "failing", "hostile", "many_stages", "record", "stream"]
 
 _GB = 1_000_000_000
 _STARTED_AT = 1_790_000_000.0
@@ -110,6 +110,12 @@ def _started(run: str, name: str, flow: Flow, *, durable: bool = False) -> RunSt
     )
 
 
+def beginning(run: str, name: str, flow: Flow, *, durable: bool = False) -> Iterator[Event]:
+    """Yield the first events of a run: its plan, and its workers."""
+    yield _started(run, name, flow, durable=durable)
+    yield from _workers(flow)
+
+
 def _at(run: str) -> float:
     """Return a start time that fits the order of ids."""
     return _STARTED_AT + int(run[9:15]) * 60
@@ -187,8 +193,7 @@ def batch(
 ) -> Iterator[Event]:
     """Yield the events of a batch with 12 stages and two models, up to its end or up to a second."""
     flow = _batch_flow(run, speed)
-    yield _started(run, name, flow)
-    yield from _workers(flow)
+    yield from beginning(run, name, flow)
     yield ModelLoaded(run, 3.9, "Embed/Infer", "all-MiniLM-L6-v2", "device-0", "gpu:0", 3.42, 91_000_000)
     yield ModelLoaded(run, 5.2, "Classify/Infer", "stars-classifier", "device-0", "gpu:0", 1.21, 438_000_000)
     while not flow.is_done and (upto is None or flow.seconds < upto):
@@ -243,8 +248,7 @@ def many_stages(run: str, count: int = 100) -> Iterator[Event]:
             speed = 900.0 + 300 * ((lane * 7 + depth * 3) % 5)
             parts.append(Part(f"s{lane}_{depth}", label, "cpu", reads, per_second=speed, total=0 if depth else 60_000))
     flow = Flow(parts, run, {"cpu": 8}, (), 6 * _GB)
-    yield _started(run, "hundred.py", flow)
-    yield from _workers(flow)
+    yield from beginning(run, "hundred.py", flow)
     while not flow.is_done and flow.seconds < 400:
         flow.step(4.0)
         yield flow.snapshot()
@@ -260,8 +264,7 @@ def stream(run: str, *, seconds: float = 600.0) -> Iterator[Event]:
         Part("s4", "WriteToKafka", "cpu", ("s3",), per_second=900, is_stream=True),
     ]
     flow = Flow(parts, run, {"cpu": 2, "device": 1}, ("gpu:0",), 3 * _GB)
-    yield _started(run, "watch.py", flow, durable=True)
-    yield from _workers(flow)
+    yield from beginning(run, "watch.py", flow, durable=True)
     checkpoints = 0
     while flow.seconds < seconds:
         parts[1].per_second = 700 if 0.35 < flow.seconds / seconds < 0.5 else 1_150

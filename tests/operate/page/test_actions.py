@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 from luminosity.operate.page import audit
 from luminosity.operate.page.app import Sources, app_of
 from luminosity.operate.page.audit import Audit
+from luminosity.operate.web_server import bind
 from luminosity.runs.journal import Action
 from luminosity.runs.recorder import Recorder
 from tests.operate.page.asking import ACCESS, COOKIE, TOKEN, Answer, ask
@@ -166,6 +168,24 @@ def test_the_token_for_actions_goes_only_to_who_has_the_token(app: Any) -> None:
     for target in ("/runs?token=wrong", f"/runs?token={ACCESS.once()}"):  # with the cookie; others may have seen it
         assert ask(app, target).headers["location"] == "/runs"
     assert ACCESS.action_token not in ask(app, "/runs").body.decode()
+
+
+def test_a_browser_of_this_user_acts_with_a_token_that_counts_once(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bind(port=0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as client:
+            ends = {"client": client.getsockname(), "server": listener.getsockname()}
+            host = {"host": "localhost:4747"}
+            opened = ask(app, f"/runs?token={ACCESS.once()}", host, **ends)
+            assert opened.headers["location"] == f"/runs#act={ACCESS.action_token}"
+            monkeypatch.setattr(os, "geteuid", lambda: 12_345)  # as if the connection were another user's
+            opened = ask(app, f"/runs?token={ACCESS.once()}", host, **ends)
+            assert (opened.status, opened.headers["location"]) == (303, "/runs")
+            monkeypatch.undo()
+            elsewhere = ends | {"client": ("10.0.0.7", ends["client"][1])}
+            assert ask(app, f"/runs?token={ACCESS.once()}", host, **elsewhere).headers["location"] == "/runs"
+        opened = ask(app, f"/runs?token={ACCESS.once()}", host, client=("127.0.0.1", 1), server=ends["server"])
+        assert opened.headers["location"] == "/runs"  # no such connection
 
 
 @pytest.mark.parametrize(

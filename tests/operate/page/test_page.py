@@ -246,7 +246,7 @@ def test_a_hundred_stages_can_be_sorted_and_folded_away(page: Page, server: Serv
     expect(head).to_have_attribute("aria-sort", "descending")
     times = page.locator("#stages td[data-title='Time']").all_inner_texts()
     seconds = [sum(int(n) * (60 if unit == "min" else 1) for n, unit in re.findall(r"(\d+) (min|s)", t)) for t in times]
-    assert len(seconds) == 100
+    assert 25 <= len(seconds) < 60  # of a hundred
     assert seconds == sorted(seconds, reverse=True)
     page.get_by_role("button", name="Hide the graph").click()
     expect(pane).to_be_hidden()
@@ -263,7 +263,7 @@ def test_a_run_that_hangs_says_where(page: Page, server: Served, runs: Path) -> 
     write(replace(busy, stages=(busy.stages[0], replace(busy.stages[1], stalls=(stall,)))))
     write(BundleStalled(one_run.RUN, 50.0, "step 'infer' has worked on one element for 42 s", stall, "File job.py"))
     page.goto(server.address(f"/runs/{one_run.RUN}"))
-    said = "infer is stalled: step infer has done nothing for 42 s in worker w3 (pid 4711), at job.py:12."
+    said = "infer is stalled: it has done nothing for 42 s in worker w3 (pid 4711), at job.py:12."
     expect(page.locator(".run-head .pace")).to_have_text(said)
     expect(cell(page, "s1", "Status")).to_contain_text("stalled for 42 s")
     expect(cell(page, "s1", "Rate")).to_have_text("0/s")
@@ -278,8 +278,10 @@ def test_a_run_that_hangs_says_where(page: Page, server: Served, runs: Path) -> 
         lines.write(LogLine(number, "info", f"line {number}"))
         expect(page.locator("#logs .entry").first).to_contain_text(f"line {number}")
     lines.close()
-    write(one_run.ended())
-    expect(page.locator("#stuck")).to_be_hidden()
+    write(replace(one_run.ended(), state="cancelled", failure=""))
+    expect(page.locator(".run-head .pill")).to_have_text("cancelled")
+    expect(stuck.locator(".entry-title")).to_have_text("infer had worked on one element for 42 s when the run ended")
+    expect(page.locator(".run-head .pace")).to_contain_text("infer was stalled when the run ended")
 
 
 def test_a_stream_shows_lag_backlog_late_data_and_checkpoints(page: Page, server: Served) -> None:
@@ -489,7 +491,7 @@ _MANY_SNAPSHOTS = """async () => {
     return {
         points: times.length, first: times[0], last: times.at(-1), rates: [...new Set(rates)],
         widest: Math.max(...times.slice(1).map((time, index) => time - times[index])),
-        happenings: run.happenings.length, leftOut: run.leftOut,
+        happenings: run.happenings.length, leftOut: Object.values(run.leftOutOf).reduce((a, b) => a + b, 0),
     };
 }"""
 

@@ -116,7 +116,7 @@ def test_composites_are_folded_and_open_with_a_click(page: Page, server: Served,
 def test_the_slow_step_is_named(page: Page, server: Served, runs: Path) -> None:
     page.goto(server.address(f"/runs/{records.run_ids(runs)[0]}"))
     expect(page.locator(".run-head .pace")).to_contain_text(
-        re.compile(r"Enrich reviews/Embed takes \d+% of its steps' time")
+        re.compile(r"Enrich reviews/Embed: \d+% of the steps' time of the stage")
     )
     page.locator("#steps thead button", has_text="Time").click()
     first = page.locator("#steps tbody tr").first
@@ -142,6 +142,7 @@ def test_the_list_knows_arguments_without_secrets_and_groups_by_job(page: Page, 
     page.get_by_role("searchbox").fill("")
     expect(job.locator("td[data-title='Runs']")).to_have_text("2")
     expect(job.locator("td[data-title='Duration'] .bar")).to_have_count(2)
+    expect(job.locator("td[data-title='Pace'] a")).to_have_count(0)  # two runs say nothing of a pace
     job.get_by_role("button", name="nightly").click()
     expect(rows).to_have_count(2)
     expect(page.locator(".of-job")).to_contain_text("Runs of nightly")

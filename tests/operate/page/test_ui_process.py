@@ -9,7 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -123,6 +123,50 @@ def test_strangers_are_refused_and_pages_survive_a_restart(tmp_path: Path) -> No
         assert again.status == 204
 
 
+_SAVING = """
+import os, sys, time
+from types import SimpleNamespace
+from luminosity.cli.main import main
+from luminosity.engine.durable.upkeep import saving
+from luminosity.runs import run_ids
+
+def save(folder, name):  # as a large checkpoint
+    open("saving", "w").close()
+    while not os.path.exists("go on"):
+        time.sleep(0.02)
+    return SimpleNamespace(savepoint=SimpleNamespace(name=name, folder=folder, sizes=lambda: (1, 1)))
+
+saving.save, run_ids.is_at_work = save, lambda folder: True
+sys.exit(main(["ui", "--no-browser", "--port=0", "--run_dir=runs"]))
+"""
+
+
+def test_ctrl_c_while_a_savepoint_is_saved_waits_for_it(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "runs")
+    recorder(replace(STARTED, checkpoint_dir=str(tmp_path / "checkpoint")))
+    (tmp_path / "script.py").write_text(_SAVING)
+    with _started(tmp_path, "stdout", "run", "script.py") as (process, line):
+        match = re.search(r"127\.0\.0\.1:(\d+)/runs\?token=([\w-]+)$", line)
+        assert match is not None
+        origin = f"http://127.0.0.1:{match[1]}"
+        headers = {"Authorization": f"Bearer {match[2]}", "Origin": origin, "Content-Type": "application/json"}
+        connection = http.client.HTTPConnection("127.0.0.1", int(match[1]), timeout=_TIMEOUT_S)
+        body = json.dumps({"action": "save", "confirmed": RUN, "name": "x"})
+        connection.request("POST", f"/api/runs/{RUN}/act", body, headers)
+        assert wait_for((tmp_path / "saving").exists, _TIMEOUT_S)
+        process.send_signal(signal.SIGINT)
+        answer = connection.getresponse()
+        assert answer.status == 503
+        assert "save goes on to its end" in json.loads(answer.read())["error"]
+        assert process.poll() is None
+        (tmp_path / "go on").touch()
+        assert process.wait(timeout=_TIMEOUT_S) == 0
+    (written,) = (tmp_path / "runs").glob("page-actions-*.jsonl")
+    results = [json.loads(line)["result"] for line in written.read_text().splitlines()]
+    assert results[0] == "begun"
+    assert results[1].startswith("done: Saved x")
+
+
 _SCRIPT = """
 import os, sys, time
 open("started", "w").close()
@@ -132,10 +176,17 @@ sys.exit(3)
 """
 
 
+def test_read_only_is_about_the_page(tmp_path: Path) -> None:
+    with _started(tmp_path, "stderr", "run", "--read-only", "script.py") as (process, line):
+        assert "found --read-only without --ui" in line
+        assert process.wait(timeout=_TIMEOUT_S) == 2
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_page_beside_a_run_ends_with_it(tmp_path: Path, is_killed: bool) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
-    words = ("run", "--ui", "script.py", "--run_dir=runs")
+    of_page = ("--ui", "--read-only") if is_killed else ("--ui",)
+    words = ("run", *of_page, "script.py", "--run_dir=runs")
     with _started(tmp_path, "stderr", *words) as (process, line):
         token = (tmp_path / "runs" / TOKEN_FILE).read_text()
         match = re.search(r"is at http://127\.0\.0\.1:(\d+)/runs\?token=TOKEN", line)
@@ -143,6 +194,8 @@ def test_the_page_beside_a_run_ends_with_it(tmp_path: Path, is_killed: bool) -> 
         assert token not in line  # the output may be a log
         server = Server(process, int(match[1]), token)
         assert server.ask("/api/runs", Cookie=server.cookie).status == 200
+        place = server.ask(f"/runs?token={token}").getheader("Location") or ""
+        assert place.startswith("/runs#act=") is not is_killed
         children = psutil.Process(process.pid).children()
         (page,) = [each for each in children if "luminosity.operate.page.beside" in each.cmdline()]
         assert token not in " ".join(page.cmdline())

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from luminosity.cli.common.exits import fail_of
+from luminosity.cli.common.mlflow_run import add_mlflow_option
 from luminosity.cli.common.options import add_command, at_least, flag, fraction, whole_number
 from luminosity.cli.common.table_options import add_table_options
 from luminosity.drift.contract import DriftOption
@@ -74,6 +75,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of one line")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
     parser.add_argument("--history", metavar="FILE", help="append the result to this SQLite file")
+    add_mlflow_option(parser)
     parser.set_defaults(command=_drift)
 
 

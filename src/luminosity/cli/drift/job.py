@@ -13,10 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from luminosity.cli.common.exits import DRIFT, TOO_FEW_ROWS
+from luminosity.cli.common.mlflow_run import MlflowRun
 from luminosity.cli.common.options import flag
 from luminosity.cli.common.output import ProgressLine, check_report, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, csv_arguments
-from luminosity.cli.drift.report import describe_settings, print_verdict, print_verdicts, settings_of
+from luminosity.cli.drift.report import (
+    describe_settings,
+    keyed_result,
+    print_verdict,
+    print_verdicts,
+    settings_of,
+    whole_result,
+)
 from luminosity.cli.drift.sources import (
     Source,
     open_source,
@@ -26,11 +34,11 @@ from luminosity.cli.drift.sources import (
     read_sample,
 )
 from luminosity.cli.drift.table_source import TableSource
-from luminosity.drift.by_key import KeyedComparison, compare_keys_with
+from luminosity.drift.by_key import KeyedComparison, compare_keys_with, key_text
 from luminosity.drift.contract import Comparison, DriftOption, DriftTest, check_options
 from luminosity.drift.history import DriftHistory
 from luminosity.drift.registry import drift_test, options_by_name
-from luminosity.drift.result import PastTest
+from luminosity.drift.result import DriftResult, PastTest
 from luminosity.errors import DriftError, OptionError
 
 __all__ = ["run"]
@@ -45,6 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     """Run the command with its parsed options, and return its exit code."""
     began = time.monotonic()
     test = _test(parsed)
+    mlflow = MlflowRun("drift", parsed.mlflow)
     history = DriftHistory(parsed.history) if parsed.history else None
     reader = TableReader("drift", parsed.dead_letters)
     with ProgressLine() as progress, reader:
@@ -58,9 +67,28 @@ def run(parsed: argparse.Namespace) -> int:
     seconds = time.monotonic() - began
     if isinstance(found, KeyedComparison):
         print_verdicts(found, settings, seconds, as_json=parsed.json)
-        return _EXIT_CODES[found.verdict]
-    print_verdict(found.result, settings, seconds, as_json=parsed.json)
-    return _EXIT_CODES[found.result.verdict]
+        verdict, result = found.verdict, keyed_result(found, settings, seconds)
+        numbers = {
+            f"{name}/{key_text(key)}": value for key, each in found.results.items() for name, value in _numbers(each)
+        }
+    else:
+        print_verdict(found.result, settings, seconds, as_json=parsed.json)
+        verdict, result = found.result.verdict, whole_result(found.result, settings, seconds)
+        numbers = dict(_numbers(found.result))
+    name = f"{parsed.reference} {parsed.current}"
+    return mlflow.log(name, numbers, describe_settings(settings), result, parsed.report, _EXIT_CODES[verdict])
+
+
+def _numbers(result: DriftResult) -> list[tuple[str, float]]:
+    """Return what MLflow can chart."""
+    rows = [("reference_rows", result.reference_rows), ("current_rows", result.current_rows)]
+    return [
+        ("drift", int(result.drift)),
+        ("p_value", result.p_value),
+        ("effect", result.effect),
+        ("level", result.level),
+        *rows,
+    ]
 
 
 def _one_test(

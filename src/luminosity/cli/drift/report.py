@@ -15,9 +15,11 @@ from luminosity.drift.result import DriftResult
 
 __all__ = [
     "describe_settings",
+    "keyed_result",
     "print_verdict",
     "print_verdicts",
     "settings_of",
+    "whole_result",
 ]
 
 _MOST_KEYS = 50  # lines of values: those that drifted come first
@@ -25,7 +27,9 @@ _MOST_KEYS = 50  # lines of values: those that drifted come first
 
 def print_verdict(result: DriftResult, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
     """Print one line, such as ``no drift: p = 0.31, …``, or the whole result as JSON."""
-    print_ignoring_closed_pipe(_json(result, settings, seconds) if as_json else _line(result, settings, seconds))
+    print_ignoring_closed_pipe(
+        json_text(whole_result(result, settings, seconds)) if as_json else _line(result, settings, seconds)
+    )
 
 
 def _line(result: DriftResult, settings: Mapping[str, Any], seconds: float) -> str:
@@ -42,9 +46,7 @@ def _skipped(settings: Mapping[str, Any]) -> str:
 def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds: float, as_json: bool) -> None:
     """Print a line for all keys and one for each key, or the whole results as JSON."""
     if as_json:
-        keys = [{"key": key, **result.as_dict()} for key, result in found.results.items()]
-        whole = {"drift": found.drift, "verdict": found.verdict, "by": found.by, "level": found.level, "keys": keys}
-        print_ignoring_closed_pipe(json_text({**whole, "settings": settings, "seconds": round(seconds, 3)}))
+        print_ignoring_closed_pipe(json_text(keyed_result(found, settings, seconds)))
         return
     drifted = sum(result.drift for result in found.results.values())
     read = "{:,} rows against {:,}".format(*settings["rows_read"]) + _skipped(settings)
@@ -61,9 +63,16 @@ def print_verdicts(found: KeyedComparison, settings: Mapping[str, Any], seconds:
     print_ignoring_closed_pipe("\n".join(lines))
 
 
-def _json(result: DriftResult, settings: Mapping[str, Any], seconds: float) -> str:
-    """Return the result and the settings as one JSON object."""
-    return json_text({**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)})
+def keyed_result(found: KeyedComparison, settings: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the results of all keys and the settings as plain values."""
+    keys = [{"key": key, **result.as_dict()} for key, result in found.results.items()]
+    whole = {"drift": found.drift, "verdict": found.verdict, "by": found.by, "level": found.level, "keys": keys}
+    return {**whole, "settings": settings, "seconds": round(seconds, 3)}
+
+
+def whole_result(result: DriftResult, settings: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the result and the settings as plain values."""
+    return {**result.as_dict(), "settings": settings, "seconds": round(seconds, 3)}
 
 
 def settings_of(

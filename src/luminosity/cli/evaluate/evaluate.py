@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from luminosity._shared.text import printable
 from luminosity.cli.common.exits import NOT_MET, fail_of, print_ignoring_closed_pipe
+from luminosity.cli.common.mlflow_run import MlflowRun, add_mlflow_option
 from luminosity.cli.common.options import add_command, count, fraction, number, whole_number
 from luminosity.cli.common.output import ProgressLine, check_report, json_text, tell_who_reads
 from luminosity.cli.common.table_options import TableReader, add_table_options, csv_arguments
@@ -121,6 +122,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--each-slice", action="store_true", help="requirements hold for every slice, too")
     parser.add_argument("--json", action="store_true", help="print the full result as JSON instead of lines")
     parser.add_argument("--report", metavar="FILE", help="write an HTML report; it loads nothing from the network")
+    add_mlflow_option(parser)
     parser.set_defaults(command=_evaluate)
 
 
@@ -181,6 +183,7 @@ def _run(parsed: argparse.Namespace) -> int:
     with as_wrong_options():
         settings = _settings(parsed)
     check_report(parsed.report)
+    mlflow = MlflowRun("evaluate", parsed.mlflow)
     reader = TableReader("evaluate", parsed.dead_letters)
     with reader, scored(parsed, settings) as (table, settings), ProgressLine() as progress:
         (csv,) = csv_arguments(parsed, table) if table == parsed.table else ({},)
@@ -202,17 +205,29 @@ def _run(parsed: argparse.Namespace) -> int:
     if parsed.report:
         tell_who_reads("evaluate", parsed.report, "values")
     seconds = time.monotonic() - began
+    verdict = {"passed": not failed, "failed": failed} if has_requirements else {}
+    described = _described(parsed, settings)
+    about = {"settings": described, "versions": {"luminosity": version("luminosity")}, **reader.as_dict()}
+    result = {**verdict, **found.as_dict(), **about, "seconds": round(seconds, 3)}
     if parsed.json:
-        verdict = {"passed": not failed, "failed": failed} if has_requirements else {}
-        about = {
-            "settings": _described(parsed, settings),
-            "versions": {"luminosity": version("luminosity")},
-            **reader.as_dict(),
-        }
-        print_ignoring_closed_pipe(json_text({**verdict, **found.as_dict(), **about, "seconds": round(seconds, 3)}))
+        print_ignoring_closed_pipe(json_text(result))
     else:
         print_ignoring_closed_pipe("\n".join(_lines(parsed, found, failed, has_requirements, seconds)))
-    return NOT_MET if failed else 0
+    given = {"table": parsed.table, **described}
+    return mlflow.log(parsed.table, _numbers(found), given, result, parsed.report, NOT_MET if failed else 0)
+
+
+def _numbers(found: Evaluation) -> dict[str, Any]:
+    """Return the metrics of both models with their intervals, and those of slices, for MLflow."""
+    numbers: dict[str, Any] = {"rows": found.rows, "skipped": found.skipped}
+    for of, metrics in (("", found.metrics), ("_b", found.metrics_b), ("_difference", found.differences)):
+        for name, metric in metrics.items():
+            bounds = {"": metric.value, "_low": metric.low, "_high": metric.high}
+            numbers |= {f"{name}{of}{bound}": value for bound, value in bounds.items()}
+    for by, values in found.slices.items():
+        for key, each in values.items():
+            numbers |= {f"{by}={_key(key)}/{name}": metric.value for name, metric in each.metrics.items()}
+    return numbers
 
 
 def _settings(parsed: argparse.Namespace) -> Settings:

@@ -9,13 +9,15 @@ from typing import Any
 
 from luminosity.drift.history import DriftHistory, Series
 from luminosity.drift.result import PastTest
-from luminosity.drift.watch.state import KeyState, WatchState, drift_folder, load_state, state_file
+from luminosity.drift.watch.rounds import is_test
+from luminosity.drift.watch.state import Alert, KeyState, WatchState, drift_folder, load_state, state_file
 from luminosity.errors import DriftError
 
 __all__ = ["alerts", "default_histories", "drift_data", "histories"]
 
 _MOST_SERIES = 1000  # series of all histories together, on one page
 _MOST_ROWS = 500  # newest rows of a series: more points than a chart has pixels for are of no use
+_MOST_ALERTS = 500
 _MOST_FILES = 100  # histories that are looked for in the default folder
 
 Paths = Sequence[str | os.PathLike[str]]
@@ -41,12 +43,14 @@ def drift_data(paths: Paths | None = None) -> dict[str, Any]:
     damaged: list[dict[str, str]] = []
     for path in chosen:
         try:
-            found += _series_of(path, _MOST_SERIES - len(found))
+            own = list(_series_of(path, _MOST_SERIES - len(found)))
             raised += _alerts_of(path)
+            found += [each for each, _ in own]
+            raised += [alert for each, tests in own if each["state"] is None for alert in _changes(each, tests)]
         except DriftError as error:
             damaged.append({"file": path, "reason": error.message})
     raised.sort(key=lambda alert: alert["time"], reverse=True)
-    return {"histories": found, "alerts": raised, "damaged": damaged}
+    return {"histories": found, "alerts": raised[:_MOST_ALERTS], "damaged": damaged}
 
 
 def histories(paths: Paths | None = None) -> list[dict[str, Any]]:
@@ -59,16 +63,43 @@ def histories(paths: Paths | None = None) -> list[dict[str, Any]]:
 
 
 def alerts(paths: Paths | None = None) -> list[dict[str, Any]]:
-    """Return the alerts that watches of these histories have raised, the newest first."""
+    """Return the alerts that watches of these histories have raised, the newest first.
+
+    Where no watch looks, tests say it: drift began with the first one that finds drift, and is over with the next that
+    finds none. Of a detector, whose rows are alarms, only the beginning is known.
+    """
     return drift_data(paths)["alerts"]
 
 
-def _series_of(path: str, most: int) -> list[dict[str, Any]]:
+def _series_of(path: str, most: int) -> Iterable[tuple[dict[str, Any], Sequence[PastTest]]]:
     if not os.path.exists(path):
         raise DriftError(f"{path}: there is no such file")
     history = DriftHistory(path, read_only=True)
     states = list(_key_states(load_state(state_file(path))))
-    return [_as_dict(path, series, history, states) for series in history.series(max(0, most))]
+    for series in history.series(max(0, most)):
+        tests = history.last(series.reference, series.columns, series.kernel, _MOST_ROWS, key=series.key)
+        yield _as_dict(path, series, tests, states), tests
+
+
+def _changes(series: dict[str, Any], tests: Sequence[PastTest]) -> Iterable[dict[str, Any]]:
+    """Yield an alert for each test that changes whether there is drift. What was before the rows is not known."""
+    compared = [test for test in tests if is_test(test) or test.by_detector]
+    was_drift = len(tests) == _MOST_ROWS and compared[0].drift if compared else False
+    for test in compared:
+        if test.drift != was_drift:
+            was_drift = test.drift
+            yield {
+                **Alert(
+                    test.time, "", series["reference"], series["key"], "drift" if test.drift else "resolved", ""
+                ).as_dict(),
+                "history": series["history"],
+                "columns": series["columns"],
+                "p_value": None if test.by_detector else _number(test.p_value),
+                "level": None if test.by_detector else test.level,
+                "effect": _number(test.size),
+                "effect_name": test.size_name,
+                "report": test.report,
+            }
 
 
 def _alerts_of(path: str) -> list[dict[str, Any]]:
@@ -83,9 +114,8 @@ def _key_states(state: WatchState) -> Iterable[tuple[str, str, KeyState]]:
 
 
 def _as_dict(
-    path: str, series: Series, history: DriftHistory, states: Sequence[tuple[str, str, KeyState]]
+    path: str, series: Series, rows: Sequence[PastTest], states: Sequence[tuple[str, str, KeyState]]
 ) -> dict[str, Any]:
-    rows = history.last(series.reference, series.columns, series.kernel, _MOST_ROWS, key=series.key)
     state = next((each for reference, key, each in states if (reference, key) == (series.reference, series.key)), None)
     return {
         "history": path,

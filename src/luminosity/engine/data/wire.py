@@ -66,7 +66,7 @@ REPORT = "luminosity:report"  # the key of what a bundle does, among the monitor
 USAGE = "luminosity:usage"  # the key of what a bundle has used, among the monitoring data of its response
 key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as in :func:`shard_index`
 _HEADER = struct.Struct("<BI")  # kind, number of elements
-_USAGE = struct.Struct("<dQ")  # CPU seconds, bytes of resident memory
+_USAGE = struct.Struct("<dQI")  # CPU seconds, bytes of resident memory, id of the process
 _SPAN = struct.Struct("<QQ")  # start, size
 _BYTES, _PLAIN_FILE, _PACKED_FILE, _OBJECT, _PARTITION, _GROUP = range(6)
 
@@ -242,14 +242,14 @@ def unpack_snapshot(data: bytes) -> tuple[bool, dict[bytes, bytes]]:
     return marshal.loads(data)
 
 
-def pack_usage(cpu_seconds: float, resident: int) -> bytes:
-    """Return what a bundle has used: CPU seconds, and the worker's resident memory in bytes."""
-    return _USAGE.pack(cpu_seconds, resident)
+def pack_usage(cpu_seconds: float, resident: int, pid: int) -> bytes:
+    """Return what a bundle has used: CPU seconds, the worker's resident memory in bytes, and the id of its process."""
+    return _USAGE.pack(cpu_seconds, resident, pid)
 
 
-def unpack_usage(message: bytes) -> tuple[float, int]:
+def unpack_usage(message: bytes) -> tuple[float, int, int]:
     """Return what :func:`pack_usage` got, or zeros for an empty message: the worker has not measured."""
-    return _USAGE.unpack(message) if message else (0.0, 0)
+    return _USAGE.unpack(message) if message else (0.0, 0, 0)
 
 
 _KEY_TAG = 0x22  # what comes before the length of the field ``key``, the last one of a state key

@@ -41,6 +41,7 @@ class AttemptWorker(Protocol):
     warm_stages: set[str]  # ids of stages that have run here before
     cpu_seconds: float  # what its committed bundles have reported
     resident: int
+    pid: int
 
     def instruct(self, request: beam_fn_api_pb2.InstructionRequest) -> None:
         """Send an instruction. Does not wait for the response."""

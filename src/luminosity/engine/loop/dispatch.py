@@ -228,7 +228,7 @@ class Dispatch:
             if self._is_eligible(stage, now, wall_micros):
                 self._start(stage, now, wall_micros)
         for pool in self._parts.pools:
-            if pool.free_slots():
+            if pool.has_free_slot():
                 splits.take_work(pool, now, self._is_held_back)
             elif pool.workers and pool.may_grow():
                 if work := splits.work_to_take(pool, now, _SHORT_S):

@@ -205,7 +205,7 @@ class Scheduler:
             wake = min(wake, now + (fire - micros) / 1e6)
         for pool in self._parts.pools:
             wake = min(wake, pool.deadlines.next())
-            if pool.free_slots() or pool.unused_index() is not None:
+            if pool.has_free_slot() or pool.unused_index() is not None:
                 wake = min(wake, max(splits.next_taking(pool), now + _LEAST_WAIT_S))
         return max(0.0, min(wake, self._staff.next_start(now)) - now)
 

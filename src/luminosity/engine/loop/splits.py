@@ -198,10 +198,6 @@ def allow_taking(bundle: Bundle, attempt: Attempt, now: float) -> None:
 
 def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bool]) -> None:
     """Ask running bundles of the pool to give work to its free slots. Call it once nothing that is queued can start."""
-    wanted = pool.free_slots()
-    if not wanted:
-        return
-    asked = sum(any(attempt.pending_splits.values()) for _, attempt in _running(pool))
     candidates: list[tuple[float, Bundle, Attempt]] = []
     for bundle, attempt in _takeable(pool, now):
         stage = bundle.stage
@@ -215,8 +211,11 @@ def take_work(pool: PoolRun, now: float, is_held_back: Callable[[StageInput], bo
             candidates.append((float("inf") if left is None else left, bundle, attempt))
         else:
             attempt.take_at = now + _FIRST_TAKE_S  # look again
+    if not candidates:
+        return
+    wanted = pool.free_slots() - sum(any(attempt.pending_splits.values()) for _, attempt in _running(pool))
     candidates.sort(key=lambda candidate: -candidate[0])
-    for _, bundle, attempt in candidates[: max(0, wanted - asked)]:
+    for _, bundle, attempt in candidates[: max(0, wanted)]:
         _request_for_idle_worker(bundle, attempt, now)
 
 
@@ -288,7 +287,7 @@ def _takeable(pool: PoolRun, now: float) -> Iterator[tuple[Bundle, Attempt]]:
 
 
 def _running(pool: PoolRun) -> Iterator[tuple[Bundle, Attempt]]:
-    for worker in pool.workers.values():
+    for worker in pool.with_bundles.values():
         for bundle in worker.bundles.values():
             if bundle.attempt is not None and bundle.attempt.response is None:
                 yield bundle, bundle.attempt

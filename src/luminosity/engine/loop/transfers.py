@@ -195,9 +195,9 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
     bundle.release()
     stage.elements_done += processed
     stage.bundles_done += 1
-    cpu_seconds, resident = wire.unpack_usage(response.monitoring_data.get(wire.USAGE, b""))
+    cpu_seconds, resident, pid = wire.unpack_usage(response.monitoring_data.get(wire.USAGE, b""))
     attempt.worker.cpu_seconds += cpu_seconds
-    attempt.worker.resident = resident
+    attempt.worker.resident, attempt.worker.pid = resident, pid
     stage.usage.committed(now - attempt.started_at, processed, cpu_seconds, resident, output_bytes)
     parts.outflows[stage.id].learn(attempt.pending_output, processed)
     stage.size.learn(processed, now - attempt.started_at, is_warm=attempt.is_warm, was_cut=bool(attempt.ends))

@@ -62,6 +62,7 @@ class Worker:
         # What its committed bundles have reported. On this machine its process is looked at instead.
         self.cpu_seconds = 0.0
         self.resident = 0
+        self.pid = 0
         self._free_streams = [f"{slot}" for slot in range(pool.plan.slots)]
         self._free_source_streams = [f"source{slot}" for slot in range(SOURCE_SLOTS)]
         pool.with_free_streams[index] = self
@@ -82,7 +83,7 @@ class Worker:
             return 0
         if self.bundles and any(b.is_suspect for b in self.bundles.values()):
             return 0
-        if self.is_borrowed and not self.bundles and not self.pool.may_borrow():
+        if self.index not in self.pool.places and not self.bundles and not self.pool.may_borrow():
             return 0
         if is_source:
             return 0 if self.is_borrowed else len(self._free_source_streams)
@@ -99,6 +100,7 @@ class Worker:
     def occupy(self, bundle: Bundle, instruction_id: str) -> str:
         """Take a slot for a bundle. Returns the id of the slot's data stream."""
         self.bundles[instruction_id] = bundle
+        self.pool.with_bundles[self.index] = self
         for busy in self._busy_times(bundle):
             busy.begin()
         stream_id = self._free_streams_of(bundle).pop()
@@ -109,6 +111,7 @@ class Worker:
     def vacate(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that has ended."""
         bundle = self.bundles.pop(attempt.instruction_id)
+        self._note_idle()
         for busy in self._busy_times(bundle):
             busy.end()
         self._free_streams_of(bundle).append(attempt.stream_id)
@@ -122,10 +125,15 @@ class Worker:
         """Remove and return the bundles that ran here. Output of theirs that still arrives is ignored."""
         lost = list(self.bundles.values())
         self.bundles.clear()
+        self._note_idle()
         for bundle in lost:
             for busy in self._busy_times(bundle):
                 busy.end()
         return lost
+
+    def _note_idle(self) -> None:
+        if not self.bundles and self.pool.with_bundles.get(self.index) is self:
+            del self.pool.with_bundles[self.index]
 
     def _busy_times(self, bundle: Bundle) -> tuple[BusyTime, ...]:
         if bundle.stage.is_source:
@@ -171,6 +179,7 @@ class PoolRun:
         self.workers: dict[int, Worker] = {}  # by index; a lost worker is replaced at its index
         # Those that may have a free slot, by index. With hundreds of workers, most are busy, and need no look.
         self.with_free_streams: dict[int, Worker] = {}
+        self.with_bundles: dict[int, Worker] = {}  # those that run some, by index: of many idle ones, none needs a look
         self.deadlines = Deadlines()  # of the bundles that run in its workers
         self.connected = 0  # workers
         self.failed_starts = 0  # in a row
@@ -186,6 +195,10 @@ class PoolRun:
     def free_slots(self) -> int:
         """Return how many more bundles the connected workers can run now."""
         return sum(worker.free_slots() for worker in self.with_free_streams.values())
+
+    def has_free_slot(self) -> bool:
+        """Return whether the connected workers can run one more bundle now. Quicker than to count if many can."""
+        return any(worker.free_slots() for worker in self.with_free_streams.values())
 
     def free_worker(
         self, stage_id: str, max_active_bundles: int, *, is_idle: bool, is_source: bool = False

@@ -7,7 +7,7 @@ import pwd
 import secrets
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Literal
@@ -32,6 +32,8 @@ from luminosity.events import (
     MachineInfo,
     MetricView,
     ModelVersion,
+    NodeChanged,
+    NodeView,
     RunEnded,
     RunStarted,
     Snapshot,
@@ -47,7 +49,7 @@ from luminosity.runs.manifest.surroundings import command
 from luminosity.runs.subscribers import EventStream
 from luminosity.runs.worker_sampling import WorkerSampler
 
-__all__ = ["Reporter", "new_run_id"]
+__all__ = ["Reporter", "new_run_id", "node_changes"]
 
 _SNAPSHOT_EVERY_S = 0.2  # views feel live, and a snapshot costs about a millisecond
 _METRICS_EVERY_S = 5.0  # they change slowly, and there may be many
@@ -91,6 +93,7 @@ class Reporter:
         self._run_dir = config.run_dir
         self._began_at = self._next_at = time.monotonic()
         self._metrics_at = self._began_at + _METRICS_EVERY_S
+        self._nodes: dict[str, str] = {}  # of the cluster that are there: addresses by ids
         self._checkpoints = 0  # of the last event about one
         self._checkpoint_at = 0.0  # when the next one may be reported, in seconds since the run's start
         now = datetime.now(timezone.utc)
@@ -137,9 +140,15 @@ class Reporter:
             snapshot = self._snapshots.take(self.run_id, now - self._began_at, metrics=metrics)
             self._stream.emit(snapshot)
             self._report_loads()
+            self._report_nodes(snapshot.seconds)
             self._report_checkpoint(snapshot)
             if self._logs is not None:
                 self._logs.flush()
+
+    def _report_nodes(self, seconds: float) -> None:
+        """Emit which nodes of a cluster have come and gone since the last snapshot."""
+        for change in node_changes(self.run_id, seconds, self._nodes, self._snapshots.nodes):
+            self._stream.emit(change)
 
     def _report_checkpoint(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Emit that there is a new checkpoint, unless the last event about one is too new."""
@@ -307,6 +316,16 @@ class Reporter:
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began_at, 3)
+
+
+def node_changes(run: str, seconds: float, known: dict[str, str], nodes: Sequence[NodeView]) -> list[NodeChanged]:
+    """Return which nodes have come and gone since ``known``, addresses by ids, which is brought up to date."""
+    there = {node.id: node.address or known.get(node.id, "") for node in nodes}
+    came = [NodeChanged(run, seconds, node, there[node], "came") for node in sorted(there.keys() - known.keys())]
+    went = [NodeChanged(run, seconds, node, known[node], "went") for node in sorted(known.keys() - there.keys())]
+    known.clear()
+    known.update(there)
+    return came + went
 
 
 def _traceback(error: BaseException | None) -> str:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from luminosity.engine.data.world import Clock
-from luminosity.engine.loop.buffers import BufferRun
 from luminosity.engine.loop.bundle import Bundle
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
@@ -17,6 +15,7 @@ from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.plan.graph import Stage
 from luminosity.engine.reporting.lag_watch import LagWatch
 from luminosity.engine.reporting.progress import StageProgress, StreamProgress
+from luminosity.engine.reporting.statuses import Statuses
 from luminosity.engine.reporting.step_metrics import Views, user_metrics
 from luminosity.engine.resources.hints import largest
 from luminosity.engine.workers.failure import describe_location
@@ -26,6 +25,7 @@ from luminosity.events import (
     DeviceView,
     MemoryUse,
     MetricView,
+    NodeView,
     PoolInfo,
     PoolView,
     ProcessMemory,
@@ -34,7 +34,6 @@ from luminosity.events import (
     StageInfo,
     StageView,
     StallView,
-    Status,
 )
 from luminosity.runs.manifest.masking import mask_text
 from luminosity.runs.sampling import Sampler
@@ -42,6 +41,7 @@ from luminosity.runs.sampling import Sampler
 __all__ = ["Snapshots", "pool_view", "stall_view"]
 
 _STEPS_EVERY_S = 2.0  # between two looks at the figures of steps, which change slowly
+_MOST_NODES = 100  # in a snapshot
 _MOST_STALLS = 4  # of a stage: with hundreds of workers, all may wait for the same thing
 
 
@@ -60,12 +60,13 @@ class Snapshots:
         ``watch`` knows how much waits in the partitions of sources.
         """
         self.parts = parts
+        self.nodes: tuple[NodeView, ...] = ()  # all that the cluster has for the run, at the last snapshot
         self._peak = 0  # of the memory of all processes of a cluster
         self._asked = asked
         self._sampler = sampler
         labels = _distinct_labels(run.plan for run in parts.stages)
         self._label_of: Callable[[StageInput], str] = lambda stage: labels[stage.id]
-        self._statuses = _Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
+        self._statuses = Statuses(parts.stages, parts.buffers, parts.clock, self._label_of)
         self._progress = {stage.id: StageProgress(stage, parts.metrics, watch) for stage in parts.stages}
         streams = [stage for stage in parts.stages if stage.plan.has_endless_input]
         self._steps: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}  # by stage: time and elements of steps
@@ -116,6 +117,7 @@ class Snapshots:
         cluster = self.parts.cluster
         if cluster is not None:
             self._look_at_nodes()
+            self.nodes = cluster.nodes()
         running = {
             worker.id: tuple(dict.fromkeys(b.stage.id for b in worker.bundles.values() if b.stage.id in self._progress))
             for pool in self.parts.pools
@@ -133,7 +135,7 @@ class Snapshots:
             workers=self._sampler.workers.views(None if is_last else running),
             checkpoint=self.checkpoint(seconds),
             metrics=tuple(metrics),
-            nodes=cluster.nodes() if cluster is not None else (),
+            nodes=self.nodes[:_MOST_NODES],
         )
 
     def _look_at_nodes(self) -> None:
@@ -141,7 +143,7 @@ class Snapshots:
         for pool in self.parts.pools:
             for worker in pool.workers.values():
                 if worker.is_connected:
-                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident)
+                    self._sampler.workers.reported(worker.id, worker.cpu_seconds, worker.resident, worker.pid)
 
     def _processes_of_all_nodes(self) -> ProcessMemory:
         """Return the memory of this process and of all workers, as far as they have said."""
@@ -297,11 +299,15 @@ def stall_view(stall: Stall) -> StallView:
 
 
 def _of_steps(stage: StageRun, metrics: RunMetrics) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the time and the output of the steps of a stage. Empty if nothing is known yet."""
+    """Return the time and the output of the steps of a stage. Empty if nothing is known yet.
+
+    Bundles that share a worker share its time, as in the stage's own.
+    """
     seconds, elements = metrics.of_steps(stage.id)
+    slots = stage.pool.plan.slots
     outputs = {each.unique_name: each.outputs.values() for each in stage.plan.transforms}
     steps = stage.plan.steps
-    times = tuple(round(seconds.get(step, 0.0), 3) for step in steps)
+    times = tuple(round(seconds.get(step, 0.0) / slots, 3) for step in steps)
     counts = tuple(sum(elements.get(output, 0) for output in outputs.get(step, ())) for step in steps)
     return times if any(times) else (), counts if any(counts) else ()
 
@@ -335,54 +341,3 @@ def _distinct_labels(stages: Iterable[Stage]) -> dict[str, str]:
         taken = set(labels.values())
         labels[stage.id] = next(name for name in (label, f"{label} {stage.id}") if name not in taken)
     return labels
-
-
-class _Statuses:
-    """Finds out what each stage does or waits for."""
-
-    def __init__(
-        self,
-        stages: Sequence[StageRun],
-        buffers: dict[bytes, BufferRun],
-        clock: Clock,
-        label_of: Callable[[StageInput], str],
-    ) -> None:
-        self._clock = clock
-        self._label_of = label_of
-        self.writers_before = {run.id: _writers(buffers[read.buffer_id] for read in run.plan.reads) for run in stages}
-        self.side_input_writers = {
-            run.id: _writers(buffers[side_input.buffer_id] for side_input in run.plan.side_inputs) for run in stages
-        }
-        self._behind = {run.id: [buffers[write.buffer_id] for write in run.plan.writes] for run in stages}
-
-    def status(self, stage: StageRun, running: int) -> tuple[Status, tuple[str, ...]]:
-        """Return the status of a stage with ``running`` bundles, and the labels of the stages or pool it waits for."""
-        if stage.is_done():
-            return "done", ()
-        if not stage.is_ready:
-            return "waiting", self._unfinished(self.side_input_writers[stage.id])
-        if not running and stage.gate is not None and stage.gate.count and not stage.queued:
-            return "waiting", self._unfinished(self.side_input_writers[stage.id])
-        has_work = stage.has_work(self._clock.micros())
-        full = [reader for buffer in self._behind[stage.id] if (reader := buffer.full_reader())] if has_work else []
-        if running:  # a queue that is full only with what its own bundles are about to write holds nobody back
-            full = [reader for reader in full if reader.queued_bytes]
-        if full:
-            return "held back", tuple(dict.fromkeys(map(self._label_of, full)))
-        if running:
-            return "busy", ()
-        is_worker_free = stage.pool.free_slots() > 0
-        before = self._unfinished(self.writers_before[stage.id])
-        # A sink with little input waits for more, in order to write fewer files.
-        if before and (not has_work or (stage.plan.is_sink and is_worker_free)):
-            return "starved", before
-        if has_work:
-            return ("busy", ()) if is_worker_free else ("needs worker", (stage.pool.plan.name,))
-        return "waiting", ()  # for a timer or a delayed element
-
-    def _unfinished(self, stages: Iterable[StageInput]) -> tuple[str, ...]:
-        return tuple(self._label_of(stage) for stage in stages if not stage.is_done())
-
-
-def _writers(buffers: Iterable[BufferRun]) -> list[StageInput]:
-    return list(dict.fromkeys(writer for buffer in buffers for writer in buffer.writers))

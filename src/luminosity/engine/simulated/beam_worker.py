@@ -14,6 +14,7 @@ from unittest import mock
 from apache_beam.coders.coder_impl import create_InputStream
 from apache_beam.options.value_provider import RuntimeValueProvider
 from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners import common
 from apache_beam.runners.worker import bundle_processor, data_plane, sdk_worker, statecache, statesampler
 from apache_beam.transforms import userstate
 from apache_beam.utils.timestamp import Timestamp
@@ -23,10 +24,12 @@ from luminosity.engine.simulated.lean_beam import FUTURES, NO_SHORT_IDS, Process
 from luminosity.engine.simulated.simulation import TaskLocal
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES
 from luminosity.engine.workers.in_process import data_message, timers_message
+from luminosity.engine.workers.sdk.cells import AddingState, ValueState
 from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter, RepeatedTimer, TimerStream
 from luminosity.engine.workers.sdk.group_output import GroupOutput, register
 from luminosity.engine.workers.sdk.large_elements import BlockOutput
-from luminosity.engine.workers.sdk.user_state import AddingState, BatchingStateHandler, CachingHandler, estimate_size
+from luminosity.engine.workers.sdk.quick_steps import make_runner
+from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
 __all__ = ["BeamBundles", "BundleInput", "DirectState", "as_in_workers", "new_state"]
 
@@ -268,6 +271,8 @@ def as_in_workers(now: Callable[[], float]) -> Generator[None]:
         (bundle_processor, "DataOutputOperation", BlockOutput),
         (bundle_processor, "OutputTimer", RepeatedTimer),
         (bundle_processor, "CombiningValueRuntimeState", AddingState),
+        (bundle_processor, "ReadModifyWriteRuntimeState", ValueState),
+        (common, "DoFnRunner", make_runner),
         (bundle_processor, "concurrent", FUTURES),
         (sdk_worker, "SHORT_ID_CACHE", NO_SHORT_IDS),
         (userstate, "get_dofn_specs", dofn_specs),

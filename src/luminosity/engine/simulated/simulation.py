@@ -6,11 +6,7 @@ own. A task runs until it waits, and the loop goes on when nothing else can. So 
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import queue
 import random
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -19,18 +15,13 @@ import greenlet
 
 from luminosity.engine.data.world import World
 from luminosity.engine.simulated.trace import Trace
+from luminosity.engine.simulated.virtual_time import TICK_S, VirtualMailbox, VirtualTime
 
-__all__ = ["Ended", "Simulation", "Stuck", "TaskLocal"]
-
-_TICK_S = 1e-6  # a look at the clock takes this long: no loop that waits for a deadline lasts forever
+__all__ = ["Ended", "Simulation", "TaskLocal"]
 
 
 class Ended(BaseException):
     """Ends a task from outside. Steps and libraries do not catch it."""
-
-
-class Stuck(Exception):
-    """Everything waits, and nothing will ever happen."""
 
 
 class TaskLocal:
@@ -127,102 +118,35 @@ class _Condition:
         self._simulation.wake()
 
 
-class _Mailbox:
-    """A queue whose reader waits in simulated time."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self._items: deque[Any] = deque()
-        self._has_given = False  # a message, since ``on_message`` was called
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        self._simulation.wake()
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        self._simulation.on_message(self._has_given)
-        self._has_given = False
-        if block:
-            self._simulation.wait(lambda: bool(self._items), timeout)
-        if not self._items:
-            raise queue.Empty
-        self._has_given = True
-        return self._items.popleft()
-
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
-    def empty(self) -> bool:
-        return not self._items
-
-
-class _Clock:
-    """The clock of a simulation. Its wall time may jump, and any look at it takes a moment."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self.wall = 1_700_000_000.0  # seconds since 1970 at the start
-        self.set_back = 0.0  # by how many seconds it has jumped back in all: timers wait so much longer
-
-    def jump(self, seconds: float) -> None:
-        """Move the wall time."""
-        self.wall += seconds
-        self.set_back += max(0.0, -seconds)
-
-    def monotonic(self) -> float:
-        simulation = self._simulation
-        simulation.now += simulation.tick
-        if simulation.stall_part and simulation.chance.random() < simulation.stall_part:
-            simulation.now += simulation.stall_s
-        return simulation.now
-
-    def time(self) -> float:
-        return self.wall + self.monotonic()
-
-    def micros(self) -> int:
-        return int(self.time() * 1e6)
-
-    def thread_time(self) -> float:
-        return self.monotonic()
-
-    def sleep(self, seconds: float, /) -> None:
-        self._simulation.wait(lambda: False, seconds)
-
-
-class Simulation:
+class Simulation(VirtualTime):
     """The time, the tasks and the chance of one simulated run. The thread that made it calls everything.
 
     ``chance`` is the only source of chance. ``on_message`` is called before the loop waits for its next message, when
     the state of all its parts must be consistent. It gets whether there was a message since the last call.
     """
 
-    def __init__(self, seed: int, on_message: Callable[[bool], None] = lambda _: None, tick: float = _TICK_S) -> None:
+    def __init__(self, seed: int, on_message: Callable[[bool], None] = lambda _: None, tick: float = TICK_S) -> None:
+        super().__init__(tick)
         self.chance = random.Random(seed)
         self.trace = Trace()
-        self.now = 0.0
-        self.tick = tick
         self.stall_part = self.stall_s = 0.0  # of the looks at the clock, and how long the driver stands still then
         self.running: _Task | None = None
         self.on_message = on_message
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._tasks: dict[_Task, None] = {}
-        self.clock = _Clock(self)
         self.world = World(
             clock=self.clock,
             start_thread=lambda run, name: self.start(run),
             token=lambda size: f"{self.chance.getrandbits(8 * size):0{2 * size}x}",
-            mailbox=lambda: _Mailbox(self),
+            mailbox=lambda: VirtualMailbox(self),
             condition=lambda: _Condition(self),
         )
 
-    def at(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call a function after so many seconds. Functions for the same time are called in their order."""
-        self.at_time(self.now + seconds, call)
-
-    def at_time(self, time: float, call: Callable[[], None]) -> None:
-        """Call a function at a time, or now if it has passed."""
-        heapq.heappush(self._events, (max(self.now, time), next(self._numbers), call))
+    def look(self) -> float:
+        """Return the time. A look takes a moment, and the driver may stand still during it."""
+        self.now += self.tick
+        if self.stall_part and self.chance.random() < self.stall_part:
+            self.now += self.stall_s
+        return self.now
 
     def start(self, run: Callable[[], None]) -> _Task:
         """Return a task, which begins at once, but after the caller has waited."""
@@ -275,7 +199,7 @@ class Simulation:
         """End all tasks, and forget what would happen."""
         for task in list(self._tasks):
             task.end()
-        self._events.clear()
+        super().close()
 
     def _begin(self, task: _Task) -> None:
         if not task.has_ended and not task.waits:
@@ -284,16 +208,3 @@ class Simulation:
     def _wake_at(self, task: _Task, number: int) -> None:
         if not task.has_ended and task.waits == number:
             task.resume()
-
-    def _run_events(self, is_done: Callable[[], bool], until: float) -> bool:
-        events = self._events
-        while not is_done():
-            if not events or events[0][0] > until:
-                if until == float("inf"):
-                    raise Stuck("everything waits, and nothing will happen any more")
-                self.now = max(self.now, until)
-                return False
-            at, _, call = heapq.heappop(events)
-            self.now = max(self.now, at)
-            call()
-        return True

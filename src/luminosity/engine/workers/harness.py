@@ -19,6 +19,7 @@ from apache_beam.internal import util as arguments
 from apache_beam.options import pipeline_options
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners import common
 from apache_beam.runners.worker import (
     bundle_processor,
     data_plane,
@@ -28,7 +29,7 @@ from apache_beam.runners.worker import (
     statesampler,
     worker_id_interceptor,
 )
-from apache_beam.transforms import util
+from apache_beam.transforms import core, util
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.counters import CounterFactory
 from apache_beam.utils.timestamp import Timestamp
@@ -46,16 +47,13 @@ from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.engine.workers.sdk import beam_models, group_output
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
+from luminosity.engine.workers.sdk.cells import AddingState, ValueState, copy_of_callable
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter, RepeatedTimer
 from luminosity.engine.workers.sdk.large_elements import BlockInput, BlockOutput
 from luminosity.engine.workers.sdk.passing import measure_with_letters, pass_failing_elements_by
+from luminosity.engine.workers.sdk.quick_steps import make_runner
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
-from luminosity.engine.workers.sdk.user_state import (
-    AddingState,
-    BatchingStateHandler,
-    CachingHandler,
-    estimate_size,
-)
+from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
 
 __all__ = [
     "RUNNER_CAPABILITIES",
@@ -318,6 +316,9 @@ def call_steps_quickly() -> None:
     bundle_processor.DataOutputOperation = BlockOutput
     group_output.register()
     bundle_processor.CombiningValueRuntimeState = AddingState
+    bundle_processor.ReadModifyWriteRuntimeState = ValueState
+    setattr(common, "DoFnRunner", make_runner)  # noqa: B010
+    setattr(core.CallableWrapperCombineFn, "__deepcopy__", copy_of_callable)  # noqa: B010
     Timestamp.__init__ = _init_timestamp
     GlobalWindow.__hash__ = object.__hash__  # there is one object of the class
 

@@ -19,7 +19,7 @@ from luminosity.inference.files.local import cached_copy
 from luminosity.inference.files.source import Source, SourceFile
 from luminosity.inference.registry.resolved import RegistryName, ResolvedModel, is_digest
 
-__all__ = ["resolve_in_mlflow"]
+__all__ = ["check_reachable", "resolve_in_mlflow"]
 
 _SHOWN = 5  # names in an error
 _MOST_NAMES = 200  # registered models that are compared with a misspelt name
@@ -44,7 +44,7 @@ def resolve_in_mlflow(name: RegistryName, text: str) -> ResolvedModel:
     such model, alias or version.
     """
     mlflow = require("mlflow", "mlflow")
-    _check_reachable(mlflow.get_registry_uri())
+    check_reachable(mlflow.get_registry_uri())
     client = mlflow.MlflowClient()
     try:
         found = _version(client, name)
@@ -182,7 +182,7 @@ def _unavailable(client: Any, name: RegistryName, text: str, error: Exception) -
     )
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise ``ModelUnavailable`` if nothing listens at a server's address: MLflow would retry for minutes first."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -45,19 +45,39 @@ class ReadMetrics:
         self._lags: dict[Partition, Any] = {}
         self._positions: dict[Partition, Any] = {}
         self._others: dict[int, Any] = {}  # by group
+        self.start()
 
-    def count(self, timestamps: Iterable[int], size: int, unreadable: int, now_ms: int) -> None:
-        """Count the records of one claim, with their timestamps in milliseconds; -1 is none."""
-        times = np.fromiter(timestamps, np.int64)
+    def start(self) -> None:
+        """Forget what was noted and not counted: its bundle has failed."""
+        self._times = array("q")
+        self._claims: list[tuple[int, int]] = []  # of each, how many records it has, and the time when they were read
+        self._size = 0
+
+    def note(self, timestamps: Iterable[int], size: int, now_ms: int) -> None:
+        """Note the records of one claim, with their timestamps in milliseconds; -1 is none."""
+        before = len(self._times)
+        self._times.extend(timestamps)
+        self._claims.append((len(self._times) - before, now_ms))
+        self._size += size
+
+    def count(self) -> None:
+        """Count what was noted: once for many claims, since a claim may have few records."""
+        if not self._claims:
+            return
+        times = np.array(self._times, np.int64)
         self._records.inc(len(times))
-        self._bytes.inc(size)
-        if unreadable:
-            self._unreadable.inc(unreadable)
-        times = times[times >= 0]
-        if len(times):
-            ages = now_ms - np.minimum(times, _MOST_MS)
+        self._bytes.inc(self._size)
+        counts, read_at = np.array(self._claims, np.int64).T
+        has_time = times >= 0
+        if has_time.any():
+            ages = (np.repeat(read_at, counts) - np.minimum(times, _MOST_MS))[has_time]
             self._ages.count(ages)
             self._age.update(max(0, int(ages.max())))
+        self.start()
+
+    def count_unreadable(self, records: int) -> None:
+        """Count dead letters."""
+        self._unreadable.inc(records)
 
     def count_lost(self, offsets: int) -> None:
         """Count offsets that retention has removed before they were read."""

@@ -81,6 +81,7 @@ class RecordParts:
         self._parts: tuple[Part, ...] = (topic, key, value, headers, timestamp, partition)
         self._is_opaque = value is not None  # The element does not say what to write.
         self._given = any(part is not None for part in self._parts[1:]) or callable(topic)
+        self._has_one_topic = isinstance(topic, str) and not self._given  # and elements say the rest
         for name, part in zip(_PARTS, self._parts, strict=True):
             if part is not None and not isinstance(part, str) and not callable(part):
                 raise InvalidType(f"found {name}= of type {type(part).__name__}, expected a function or a name")
@@ -89,6 +90,13 @@ class RecordParts:
 
     def record(self, element: Any) -> Outgoing:
         """Return the record that an element describes."""
+        if element.__class__ is tuple and self._has_one_topic and len(element) == 2:  # the most frequent kind
+            key, value = element
+            if value.__class__ is not bytes and value is not None:
+                value = _bytes(value, "value")
+            if key.__class__ is not bytes and key is not None:
+                key = _bytes(key, "key")
+            return tuple.__new__(Outgoing, (self.topic, value, key, _ANY_PARTITION, _NOW, None))
         topic = key = value = headers = timestamp = partition = None
         kind = element.__class__
         if kind is KafkaRecord:
@@ -205,7 +213,7 @@ def _outgoing(topic: Any, key: Any, value: Any, headers: Any, timestamp: Any, pa
 
 
 def _bytes(part: Any, name: str) -> bytes:
-    if isinstance(part, str):
+    if part.__class__ is str or isinstance(part, str):
         try:
             return part.encode()
         except UnicodeEncodeError as error:

@@ -107,8 +107,8 @@ class ReadKafka(beam.PTransform[Any, Any]):
     The counters in the namespace ``"ReadKafka"`` are ``records_read``, ``bytes_read`` (of keys and values),
     ``records_unreadable`` and ``records_lost``. The time from a record's timestamp to its reading is counted in
     buckets, such as ``age_ms_to_100`` for those above 80 ms and up to 100 ms; the distribution ``age_ms`` has the
-    oldest record of each poll. A gauge for each partition, such as ``lag reviews[0]``, says how many offsets are left;
-    beyond 100 partitions, ``lag of others in group 0`` is the sum of the rest.
+    oldest record of each bundle. A gauge for each partition, such as ``lag reviews[0]``, says how many offsets are
+    left; beyond 100 partitions, ``lag of others in group 0`` is the sum of the rest.
     """
 
     def __init__(

@@ -173,7 +173,9 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         try:
             watermark.keep(group.spans)
             watermark.expect(group.spans)
+            self._metrics.start()
             yield from self._read_with(consumer, element, tracker, watermark)
+            self._metrics.count()
             left: PartitionGroup = tracker.current_restriction()
             positions = {partition: span.start for partition, span in left.spans.items()}
             ends = consumer.known_ends()
@@ -246,7 +248,9 @@ class ReadGroup(beam.DoFn, beam.RestrictionProvider):
         for partition, micros in moves:
             watermark.move(partition, micros)
         timestamps = (record.timestamp for _, records in chunk.runs for record in records)
-        self._metrics.count(timestamps, chunk.bytes, unreadable, now_micros // 1000)
+        self._metrics.note(timestamps, chunk.bytes, now_micros // 1000)
+        if unreadable:
+            self._metrics.count_unreadable(unreadable)
 
     def _extend(self, consumer: GroupConsumer, element: int, tracker: Any, watermark: GroupWatermark) -> None:
         """Add new partitions to a stream's group now and then; end the group when the time to stop has come."""

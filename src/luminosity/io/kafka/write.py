@@ -219,18 +219,22 @@ class WriteDoFn(beam.DoFn):
     def process(self, element: Any, windowed: Any = beam.DoFn.WindowedValueParam) -> None:
         """Send the element's record, or those of a table's rows."""
         # The window and the time of each element as parameters would take Beam as long as all the rest of this step.
-        if isinstance(element, pa.RecordBatch):
+        if element.__class__ is not pa.RecordBatch and not self._keeps_unwritten:  # the most frequent way first
+            record = self._parts.record(element)
+            self._producer.send(record)
+            if self._producer.failure is not None:
+                raise self._failed(self._producer.failure)
+            self._count(record, windowed)
+            self._metrics.note(windowed.timestamp_micros)
+        elif isinstance(element, pa.RecordBatch):
             self._metrics.note_rows(element, windowed.timestamp_micros)
             for row, make in enumerate(self._parts.rows(element)):
                 if self._keeps_unwritten:
                     self._keep(make, lambda row=row: element.slice(row, 1), windowed)
                 else:
                     self._send(make(), windowed)
-        elif self._keeps_unwritten:
-            self._keep(lambda: self._parts.record(element), lambda: element, windowed)
-            self._metrics.note(windowed.timestamp_micros)
         else:
-            self._send(self._parts.record(element), windowed)
+            self._keep(lambda: self._parts.record(element), lambda: element, windowed)
             self._metrics.note(windowed.timestamp_micros)
 
     def _send(self, record: Outgoing, windowed: WindowedValue) -> None:
@@ -287,8 +291,8 @@ class WriteDoFn(beam.DoFn):
                 self._counts[windows] = defaultdict(int)
                 self._times[windows] = windowed.timestamp
             self._in_windows = self._counts[windows]
-        topic, value, key, _, _, _ = record
-        self._in_windows[topic] += 1
+        self._in_windows[record[0]] += 1
+        value, key = record[1], record[2]
         if value is not None:
             self._size += len(value)
         if key is not None:

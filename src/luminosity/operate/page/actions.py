@@ -12,6 +12,7 @@ import re
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -80,34 +81,35 @@ class Actions:
             return {"actions": [], "why": found.message, "done": lines}
         return {"actions": _ACTIONS if found.started.checkpoint_dir else ("stop",), "why": "", "done": lines}
 
-    def act(self, run_id: str, asked: ActionAsked) -> Outcome:
-        """Do what is asked for, and write that down. A savepoint may take minutes, the others are requests."""
+    def act(self, run_id: str, asked: ActionAsked, user: str = "") -> Outcome:
+        """Do what is asked for, and write that down. A savepoint may take minutes, the others are requests.
+
+        ``user`` is who has signed in to a team's page.
+        """
         try:
             self._audit.check()
         except OSError as error:
             said = f"found no way to write {self._audit.path.name} ({error}), expected to: what nobody can see later, "
             return Outcome(503, f"{said}the page does not do")
         found = self._own_run(run_id)
-        outcome = found if isinstance(found, Outcome) else self._checked(found, asked)
+
+        def note(result: str) -> None:
+            self._audit.write(run_id[:40], asked.action, result, user=user, name=asked.name, title=_title(found))
+
+        outcome = found if isinstance(found, Outcome) else self._checked(found, asked, note)
         try:
-            self._audit.write(
-                run_id[:40],
-                asked.action,
-                f"{_verdict(outcome)}: {outcome.message}",
-                name=asked.name,
-                title=_title(found),
-            )
+            note(f"{_verdict(outcome)}: {outcome.message}")
         except OSError as error:
             return Outcome(outcome.status, f"{outcome.message}; it is not written down: {error}")
         return outcome
 
-    def _checked(self, record: Record, asked: ActionAsked) -> Outcome:
+    def _checked(self, record: Record, asked: ActionAsked, note: Callable[[str], None]) -> Outcome:
         run_id = record.started.run
         if asked.confirmed != run_id:
             return Outcome(400, f"found no confirmation of this run, expected its id {run_id} as confirmed")
         try:
             if asked.action == "save":
-                return self._save(record, asked.name)
+                return self._save(record, asked.name, note)
             ask_to_end(self._folder, record, "drain" if asked.action == "drain" else "stop")
         except RecordError as error:
             return Outcome(409, str(error))
@@ -121,7 +123,7 @@ class Actions:
             )
         return Outcome(200, "The run was asked to end. It has no checkpoint.")
 
-    def _save(self, record: Record, name: str) -> Outcome:
+    def _save(self, record: Record, name: str, note: Callable[[str], None]) -> Outcome:
         folder = record.started.checkpoint_dir
         if not folder:
             raise RecordError(
@@ -140,6 +142,7 @@ class Actions:
                 409, "another savepoint is being saved from this page, expected one at a time; try again later"
             )
         try:
+            note("begun")  # it may take minutes, and the server may be killed meanwhile
             saved = save(folder, name).savepoint
         except CheckpointError as error:
             return Outcome(409, str(error))

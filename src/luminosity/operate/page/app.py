@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,10 +28,15 @@ from luminosity.operate.page.log_data import LinesWanted, LogFiles
 from luminosity.operate.page.replies import REPORT_CSP, Packed, error, json_bytes, json_reply, reply
 from luminosity.operate.page.run_data import DriftFiles, Run, RunFiles
 from luminosity.operate.page.run_list import MOST_SHOWN, Asked
-from luminosity.operate.prometheus.exporter import Exporter
+from luminosity.operate.page.team.sessions import READER, Reader
 from luminosity.operate.web_server import Access, serve
 from luminosity.runs.log_lines import LEVELS
 from luminosity.runs.records import RUN_ID, Damaged
+
+if TYPE_CHECKING:
+    from luminosity.operate.page.team.settings import TeamSettings
+    from luminosity.operate.page.team.team_guard import TeamGuard
+    from luminosity.operate.prometheus.exporter import Exporter
 
 __all__ = ["FOLDER", "Sources", "app_of", "serve_page"]
 
@@ -63,6 +68,7 @@ class Sources:
     histories: tuple[str, ...] = ()  # of drift, besides those in the default folder
     prices: str | None = None  # the file of a price sheet; by default the one that comes with the package
     can_act: bool = False  # whether readers may stop runs and save savepoints
+    team: TeamSettings | None = None  # who else may read the page, from other machines
 
 
 def serve_page(sources: Sources, token: str, listener: socket.socket, started: Callable[[Access], None]) -> None:
@@ -70,10 +76,18 @@ def serve_page(sources: Sources, token: str, listener: socket.socket, started: C
     streams = Streams()
     access = Access(token, listener.getsockname()[1])
     app = app_of(sources, access, streams)
-    serve(app, listener, lambda: started(access), grace_s=_GRACE_S, stopping=streams.stop)
+    certificate = None if sources.team is None else sources.team.certificate
+    serve(
+        app,
+        listener,
+        lambda: started(access),
+        certificate=certificate,
+        grace_s=_GRACE_S,
+        stopping=streams.stop,
+    )
 
 
-def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> Guard:
+def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> Guard | TeamGuard:
     """Return the application: the page, and the recorded runs as JSON and events."""
     replies = _Replies(sources, streams or Streams())
     routes = {
@@ -90,6 +104,7 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
         "/api/runs/{run}/logs": replies.logs,
         "/api/runs/{run}/log.txt": replies.log_text,
         "/api/runs/{run}/actions": replies.actions,
+        "/api/account": _account,
         "/api/compare": replies.changes,
         "/api/drift": replies.drift,
         "/api/drift/report": replies.drift_report,
@@ -100,6 +115,10 @@ def app_of(sources: Sources, access: Access, streams: Streams | None = None) -> 
         served.append(Route("/api/runs/{run}/act", replies.act, methods=["POST"]))
     app = Starlette(routes=served, exception_handlers={HTTPException: _not_found, Exception: _failed})
     app.router.redirect_slashes = False
+    if sources.team is not None:
+        from luminosity.operate.page.team.team_guard import TeamGuard  # brings an HTTP client: not for every page
+
+        return TeamGuard(app, sources.team, access, can_act=sources.can_act)
     return Guard(app, access, can_act=sources.can_act)
 
 
@@ -171,7 +190,8 @@ class _Replies:
 
     def actions(self, request: Request) -> Response:
         """Return what can be done to a run, and what was done to it from the page."""
-        if not self._sources.can_act:
+        reader = _reader(request)
+        if not self._sources.can_act or (reader is not None and not reader.may_act):
             return json_reply(request, Packed(json_bytes({"actions": (), "why": _READ_ONLY, "done": ()})))
         return json_reply(request, Packed(json_bytes(self._actions.possible(request.path_params["run"]))))
 
@@ -187,7 +207,14 @@ class _Replies:
             return error(
                 400, "found another request, expected JSON with action (stop, drain or save), confirmed and maybe name"
             )
-        outcome = await asyncio.to_thread(self._actions.act, request.path_params["run"], asked)
+        reader = _reader(request)
+        user = "" if reader is None else reader.user
+        try:
+            outcome = await asyncio.to_thread(self._actions.act, request.path_params["run"], asked, user)
+        except asyncio.CancelledError:  # the server stops; its process waits for the thread
+            said = "goes on to its end, and the server stops after it"
+            _LOGGER.warning("%s of run %s %s", asked.action, request.path_params["run"], said)
+            return error(503, f"{asked.action} {said}; look at the run later")
         if outcome.status != _OK:
             return error(outcome.status, outcome.message)
         return json_reply(request, Packed(json_bytes({"message": outcome.message})))
@@ -216,7 +243,8 @@ class _Replies:
         return EventStream(self._streams, self._files, request.path_params["run"], after)
 
     def drift(self, request: Request) -> Response:
-        return json_reply(request, self._drift.data())
+        found = self._drift.data(request.query_params.get("known", ""))
+        return Response(status_code=204) if found is None else json_reply(request, found)
 
     def drift_report(self, request: Request) -> Response:
         found = self._drift.report(request.query_params.get("id", ""))
@@ -228,6 +256,8 @@ class _Replies:
 
     def metrics(self, request: Request) -> Response:
         """Return what Prometheus reads."""
+        from luminosity.operate.prometheus.exporter import Exporter
+
         try:
             with self._lock:
                 histories = self._drift.paths
@@ -247,6 +277,20 @@ class _Replies:
             return error(500, f"{found.path.name} is damaged: {found.reason}")
         folder = self._sources.folder
         return found or error(404, f"found no run {run_id[:40]!r}, expected the id of a run in {folder}")
+
+
+def _reader(request: Request) -> Reader | None:
+    """Return who has signed in to a team's page; None on a page of one user."""
+    return request.scope.get(READER)
+
+
+def _account(request: Request) -> Response:
+    """Return who the reader is, and the token that actions of this reader need."""
+    reader = _reader(request)
+    if reader is None:
+        return json_reply(request, Packed(json_bytes({"user": ""})))
+    known = {"user": reader.user, "token": reader.token, "signs_out": bool(reader.session)}
+    return json_reply(request, Packed(json_bytes(known)))
 
 
 def _static(request: Request) -> Response:

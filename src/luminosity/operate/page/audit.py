@@ -36,11 +36,11 @@ class Audit:
         with self._opened():
             pass
 
-    def write(self, run: str, action: str, result: str, **more: str) -> None:
-        """Write a line. Raises ``OSError``."""
+    def write(self, run: str, action: str, result: str, *, user: str = "", **more: str) -> None:
+        """Write a line. ``user`` is who has signed in; by default this user. Raises ``OSError``."""
         line = {
             "at": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}",
-            "user": _user(),
+            "user": user[:_MOST_TEXT] or _user(),
             "run": run,
             "action": action,
             **{name: value[:_MOST_TEXT] for name, value in more.items() if value},

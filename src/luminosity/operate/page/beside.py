@@ -32,9 +32,13 @@ class PageBeside:
     token goes to the child through a pipe, so that no list of processes shows it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        """Open the port and start the process. With ``read_only``, the page can stop no run."""
         for module in ("starlette", "uvicorn"):
             check(module, "ui")
+        # Why the page only reads, if other users can write to the folder.
+        self.shared = who_else_writes(folder) if folder.is_dir() else ""
+        can_act = not read_only and not self.shared
         try:
             token = token_of(folder)
             self.token_file: Path | None = folder / TOKEN_FILE
@@ -44,7 +48,12 @@ class PageBeside:
         with bind() as listener:
             listener.listen()
             self.address = address(listener, token)
-            settings = {"folder": str(folder.absolute()), "token": token, "listener": listener.fileno()}
+            settings = {
+                "folder": str(folder.absolute()),
+                "token": token,
+                "listener": listener.fileno(),
+                "can_act": can_act,
+            }
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "luminosity.operate.page.beside"],
                 stdin=subprocess.PIPE,
@@ -83,14 +92,14 @@ def main() -> None:
     It gets its settings on standard input, and its listening socket from its parent.
     """
     os.nice(_NICE)
-    # Only now: the imports take half a second of a core.
-    from luminosity.operate.page.app import Sources, serve_page
-
     settings = json.load(sys.stdin)
     _end_with(settings["parent"])
     with socket.socket(fileno=settings["listener"]) as listener:
+        select.select([listener], [], [])  # until somebody opens the page: the imports take half a second of a core
+        from luminosity.operate.page.app import Sources, serve_page
+
         folder = Path(settings["folder"])
-        sources = Sources(folder, can_act=not (folder.is_dir() and who_else_writes(folder)))
+        sources = Sources(folder, can_act=settings["can_act"])
         serve_page(sources, settings["token"], listener, lambda _: None)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from luminosity.operate.page.replies import HEADERS, error
-from luminosity.operate.web_server import Access, is_loopback
+from luminosity.operate.page.replies import error, with_headers
+from luminosity.operate.web_server import Access, is_loopback, is_own_peer
 
 __all__ = ["Guard"]
 
@@ -43,16 +43,8 @@ class Guard:
         if scope["type"] != "http":
             return  # there are no other connections: uvicorn answers a WebSocket's handshake with 403 or 404
         headers = Headers(scope=scope)
-
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                found = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    found.setdefault(name, value)
-            await send(message)
-
         refusal = self._refusal(scope, headers)
-        await (refusal or self._app)(scope, receive, send_with_headers)
+        await (refusal or self._app)(scope, receive, with_headers(send))
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the reply to a request that no route may see, or None."""
@@ -103,12 +95,14 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
         is_known = self._access.has_cookie(headers.getlist("cookie"))
-        is_lasting = len(tokens) == 1 and self._access.is_lasting(tokens[0])
-        if tokens and (is_known or is_lasting or (len(tokens) == 1 and self._access.is_token(tokens[0]))):
+        is_right = len(tokens) == 1 and self._access.is_token(tokens[0])
+        if tokens and (is_known or is_right):
             # The address bar, the history and bookmarks get the address without the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             place = "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
-            if is_lasting and self._can_act:
+            # Others may have seen a token that counts once: it must come from a process of this user.
+            is_own = is_right and (self._access.is_lasting(tokens[0]) or is_own_peer(scope))
+            if is_own and self._can_act:
                 place += f"#act={self._access.action_token}"  # which stays in the browser: its script takes it away
             return Response(status_code=303, headers={"location": place, "set-cookie": self._access.set_cookie})
         if is_known or self._access.has_bearer(headers.get("authorization", "")):

@@ -8,12 +8,13 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,10 +31,12 @@ __all__ = [
     "json_bytes",
     "json_reply",
     "reply",
+    "with_headers",
 ]
 
 FOREVER = float("inf")
 V = TypeVar("V")
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _PACK_FROM = 16_000  # bytes; smaller bodies are sent faster than they are packed
 _PACK_LEVEL = 3  # on the loopback, time counts more than size
 
@@ -105,6 +108,19 @@ def reply(
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """Return a reply that says what was found and what was expected."""
     return Response(json_bytes({"error": message}), status, headers, "application/json")
+
+
+def with_headers(send: Send) -> Send:
+    """Return a function that sends messages of ASGI with the headers of all replies."""
+
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            found = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                found.setdefault(name, value)
+        await send(message)
+
+    return send_with_headers
 
 
 def _without_nan(data: Any) -> Any:

@@ -17,8 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from luminosity.drift.watch.page_data import default_histories, drift_data
-from luminosity.drift.watch.state import state_file
 from luminosity.errors import RecordError
 from luminosity.events import InferenceView, StageView
 from luminosity.events.numbers import numbers_of
@@ -28,7 +26,6 @@ from luminosity.operate.page.graph_data import StepTree, stage_graph
 from luminosity.operate.page.replies import FOREVER, KeptResults, Packed, json_bytes
 from luminosity.operate.page.run_list import Asked, RunList
 from luminosity.runs import records
-from luminosity.runs.manifest.manifest import Manifest, compare_words, differences_between, load
 from luminosity.runs.records import RUN_ID, Damaged, FileVersion, version_of
 
 __all__ = ["DriftFiles", "Run", "RunFiles"]
@@ -59,8 +56,8 @@ class Run:
         self.number: int = content["number"]
         self.started_at = float(content["started"]["started_at"])
         self.arguments = tuple(str(word) for word in content["started"].get("arguments", ()))
-        names = ("number", "started", "ended", "happenings", "left_out", "snapshots")
-        parts = {name: content[name] for name in names}
+        names = ("number", "started", "ended", "happenings", "left_out", "left_out_of", "snapshots")
+        parts = {name: content[name] for name in names if name in content}  # older records lack some
         self.steps = StepTree(content["started"])
         graph = {"stages": stage_graph(content["started"]["stages"])}
         if self.steps.is_known:
@@ -95,6 +92,8 @@ class RunFiles:
         if not all(isinstance(each, Run) for each in found):
             raise RecordError("found no such run, expected the ids of two runs")
         notes: list[str] = []
+        from luminosity.runs.manifest.manifest import Manifest, compare_words, differences_between, load
+
         manifests: list[Manifest] = []
         for name, run_id in (("A", one), ("B", two)):
             try:
@@ -242,6 +241,8 @@ def _elements(stages: list[Content], state: str, is_stream: bool) -> tuple[int, 
         return most, most
     if is_stream:
         return most, None
+    if stages and all(stage["status"] == "done" for stage in stages):
+        return most, most
     under_way = [stage for stage in stages if stage["status"] != "done" and stage.get("elements")]
     if known := [stage for stage in under_way if stage.get("fraction")]:
         last = min(known, key=lambda stage: stage["fraction"])
@@ -265,18 +266,24 @@ class DriftFiles:
         self._lock = threading.Lock()
         self._versions: dict[str, tuple[FileVersion | None, FileVersion | None]] | None = None
         self._content = Packed(b"")
+        self._digest = ""
         self._reports: dict[str, str] = {}
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The files of the histories that there are now."""
+        from luminosity.drift.watch.page_data import default_histories
+
         return tuple(dict.fromkeys([*self._paths, *default_histories()]))
 
-    def data(self) -> Packed:
-        """Return the series of all histories, with the address of the report behind each point, and the alerts."""
+    def data(self, known: str = "") -> Packed | None:
+        """Return the series of all histories, with the address of the report behind each point, and the alerts.
+
+        Returns None if ``known`` is the ``digest`` in them: nothing has changed since then.
+        """
         with self._lock:
             self._look()
-            return self._content
+            return None if known == self._digest else self._content
 
     def report(self, digest: str) -> bytes | None:
         """Return a report, or None if no history names it, or if it is gone."""
@@ -296,6 +303,9 @@ class DriftFiles:
 
     def _look(self) -> None:
         """Read the histories again if a file has changed."""
+        from luminosity.drift.watch.page_data import drift_data
+        from luminosity.drift.watch.state import state_file
+
         paths = self.paths
         versions = {path: (version_of(path), version_of(state_file(path))) for path in paths}
         if versions == self._versions:
@@ -305,7 +315,8 @@ class DriftFiles:
         for row in [row for series in found["histories"] for row in series["rows"]] + found["alerts"]:
             row["report"] = _address(row, reports)
         self._versions, self._reports = versions, reports
-        self._content = Packed(json_bytes(found))
+        self._digest = hashlib.sha256(json_bytes(found)).hexdigest()
+        self._content = Packed(json_bytes({**found, "digest": self._digest}))
 
 
 def _address(row: dict[str, Any], reports: dict[str, str]) -> str | None:

@@ -1,17 +1,30 @@
-"""A discrete-event simulation of a run: bundles, workers that start, end and are lost, and queues with limits."""
+"""Simulates a run: the engine's own loop in virtual time, with workers whose bundles take the measured time."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import contextlib
+import logging
 import math
+import random
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
+from luminosity._shared.text import LOST_WITH_NODE
+from luminosity.engine.loop.scheduler import Scheduler
+from luminosity.engine.loop.workers import PoolRun, Worker
+from luminosity.engine.reporting.statuses import Statuses
+from luminosity.engine.simulated.counted.parts import (
+    MOST_ELEMENTS,
+    CountedPool,
+    CountedStage,
+    counted_parts,
+    give_workers,
+)
+from luminosity.engine.simulated.counted.workers import CountedCrew, CountedWorker
+from luminosity.engine.simulated.virtual_time import VirtualTime
 from luminosity.errors import OptionError
 from luminosity.operate.simulation.workload import PoolModel, StageModel, Workload
 
@@ -19,14 +32,22 @@ __all__ = ["Outcome", "Point", "run"]
 
 LOOK_EVERY_S = 30.0  # how often an autoscaler looks, as Dataflow's does
 
-_BUNDLES_PER_WORKER = 12  # of a stage: few enough to be quick, enough that pools mix their stages
-_FEWEST_BUNDLES = 400  # of a stage
-_FINEST = 32  # the last bundles are this much smaller, as in a real run: idle workers take work from others
+_MOST_WORKERS = 100  # of a pool, as the loop sees them: each stands for several in a larger pool
+_WORKER_SECONDS = 300.0  # of busy workers, as the loop sees them: a simulation of them takes about a second
+_SHORTEST_S = 3.0  # of a run, as the loop sees it: much longer than the times by which the loop looks at its workers
+_LONGEST_RUN_S = 600.0  # the same for few workers, whose bundles are few
+_LEAST_ELEMENT_S = 1e-5  # of work, as the loop sees it, so that it can tell how long an element takes
+# What a queue holds at least where bundles stand for many: so much work of all workers, as the loop sees it, but not
+# more than a part of the run. With less, workers would wait for input that the real run has.
+_QUEUE_S = 5.0
+_QUEUE_PART = 0.25
+_CATCH_UP_S = 0.01  # as long as the loop lets messages gather
+_TICK_S = 1e-9  # in compressed time, where a microsecond would be a millisecond
 _POINTS = 240  # over the run, for the picture
 _SUMMED_DRAWS = 12  # bundles that are drawn one by one; the mean of more is close to a normal distribution
 _LONGEST_S = 10 * 365 * 86_400.0  # a simulation that gets here makes no progress
 _MOST_LOST = 100_000  # workers: each takes some time to simulate
-_TINY = 1e-9  # of all rows: rounding
+_KILLED = -9  # the exit code of a worker that is lost at a given time
 
 
 @dataclass(frozen=True)
@@ -52,262 +73,87 @@ class Outcome:
     points: tuple[Point, ...]
 
 
-@dataclass(eq=False)
-class _Worker:
-    pool: _Pool
-    started_at: float
-    is_up: bool = False
-    is_gone: bool = False
-    bundle: _Bundle | None = None
-
-
-@dataclass(eq=False)
-class _Pool:
-    model: PoolModel
-    target: int
-    workers: list[_Worker] = field(default_factory=list["_Worker"])
-    free: list[_Worker] = field(default_factory=list["_Worker"])
-    most: int = 0
-    busy_seconds: float = 0.0
-    worker_seconds: float = 0.0
-    busy_at_look: float = 0.0
-    busy_at_point: float = 0.0
-
-
-@dataclass(eq=False)
-class _Stage:
-    model: StageModel
-    pool: _Pool
-    bundle_rows: float = 1.0
-    taken: float = 0.0  # rows that bundles have taken
-    done: float = 0.0
-    again: float = 0.0  # rows of lost bundles
-    running: int = 0
-    before: list[_Stage] = field(default_factory=list["_Stage"])
-    gates: list[_Stage] = field(default_factory=list["_Stage"])
-    readers: list[_Stage] = field(default_factory=list["_Stage"])
-    states: defaultdict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))  # seconds
-
-
-@dataclass(eq=False)
-class _Bundle:
-    stage: _Stage
-    rows: float
-    started_at: float
-    seconds: float
-
-
 def run(workload: Workload, seed: int = 0) -> Outcome:
     """Simulate a run. The same seed gives the same outcome."""
     return _Simulation(workload, seed).run()
 
 
-class _Simulation:
-    """One simulated run. Many bundles of a real run are simulated as one, so that large runs take seconds."""
+class _Listener:
+    """Hears of everything that happens in the loop, and passes on that it is about to end its workers."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def worker_ends(self, worker: Worker) -> None:
+        self._on_end()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _ignore
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+class _MeasuredCosts:
+    """The times of bundles and of starts of workers, as measured, in the time of the loop.
+
+    ``speed`` is how many seconds of the run pass in one second of the loop's time.
+    """
+
+    def __init__(self, workload: Workload, speed: float, chance: random.Random, time: VirtualTime) -> None:
         self._workload = workload
-        self._random = np.random.default_rng(seed)
-        self._pools = {model.name: _Pool(model, _first_workers(model)) for model in workload.pools}
-        self._stages = [_Stage(model, self._pools[model.pool]) for model in workload.stages]
-        by_id = {stage.model.id: stage for stage in self._stages}
-        for stage in self._stages:
-            stage.before = [by_id[name] for name in stage.model.reads_from]
-            stage.gates = [by_id[name] for name in stage.model.waits_for]
-            for writer in stage.before:
-                writer.readers.append(stage)
-            most = max(_FEWEST_BUNDLES, _BUNDLES_PER_WORKER * stage.pool.model.most_workers)
-            stage.bundle_rows = max(stage.model.rows_per_bundle, workload.rows / most)
-        self._latest_first = self._stages[::-1]
-        self._enough = workload.rows * (1 - _TINY)  # rows of a stage that is done
-        self._spread = {stage.model.id: self._bootstrapped(stage.model) for stage in self._stages}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        """What will happen, the next first: its time, a number that keeps equal times in order, and a function."""
-        self._numbers = itertools.count()
-        self._now = 0.0
+        self._speed = speed
+        self._chance = chance
+        self._time = time
+        self._models = {model.id: model for model in workload.stages}
+        self._pools = {model.name: model for model in workload.pools}
+        self._spread = {model.id: self._bootstrapped(model) for model in workload.stages}
+        self.elements = {model.id: _elements(model, workload, speed) for model in workload.stages}
         self._demand = 0.0  # cores that running bundles use
-        self._lost = 0
-        self._points: list[Point] = []
-        self._every = 0.0  # seconds between two points
+        # By pool: how many workers one worker of the loop stands for.
+        self.sizes = {model.name: _size(_first_workers(model)) for model in workload.pools}
+        self._starts_at = dict.fromkeys(self._pools, 0.0)  # by pool: when the next worker may begin to start
 
-    def run(self) -> Outcome:
-        """Run to the end."""
-        for pool in self._pools.values():
-            self._start_workers(pool)
-        self._every = self._estimate() / _POINTS
-        self._push(self._every, self._next_point)
-        if any(pool.model.autoscale is not None for pool in self._pools.values()):
-            self._push(LOOK_EVERY_S, self._look_at_pools)
-        for seconds in self._workload.lost_at:
-            self._push(seconds, self._lose)
-        self._dispatch()
-        while not self._is_done():
-            self._now, _, happen = heapq.heappop(self._heap)
-            if self._now > _LONGEST_S:
-                raise OptionError(
-                    "the simulated run takes more than 10 years, which no forecast can tell",
-                    fix="simulate fewer rows, more workers, or workers that start faster",
-                )
-            if self._lost > _MOST_LOST:
-                raise OptionError(
-                    f"the simulated run loses more than {_MOST_LOST:,} workers, and does little work between",
-                    fix="lower the rate of --preempt",
-                )
-            happen()
-            self._dispatch()
-        return self._outcome()
+    def start(self, pool: str) -> tuple[float, float]:
+        """Return how long a worker takes to start, after those that start already, and to load its models then."""
+        model, now = self._pools[pool], self._time.now
+        begins = max(now, self._starts_at[pool])
+        self._starts_at[pool] = begins + model.start_gap * self.sizes[pool] / self._speed
+        return begins - now + model.startup_seconds / self._speed, model.load_seconds / self._speed
 
-    # Workers
+    def bundle(self, stage: str, elements: int) -> float:
+        """Return how long so many elements of a bundle take in a worker that has enough cores."""
+        model = self._models[stage]
+        rows = elements * self._workload.rows / self.elements[stage]
+        return rows * model.seconds_per_row / (self._speed * self.sizes[model.pool]) * self._drawn(model, rows)
 
-    def _start_workers(self, pool: _Pool) -> None:
-        started = 0
-        while len(pool.workers) < pool.target:
-            at = self._now + pool.model.startup_seconds + started * pool.model.start_gap
-            worker = _Worker(pool, at)
-            pool.workers.append(worker)
-            self._push(at + pool.model.load_seconds, partial(self._come_up, worker))
-            started += 1
-        pool.most = max(pool.most, len(pool.workers))
+    def begin(self, stage: str) -> float:
+        """Note that a bundle begins. Returns how many times as long it takes because of cores that others use."""
+        model = self._models[stage]
+        self._demand += model.cores * self.sizes[model.pool]
+        if self._demand <= self._workload.cores or not model.cores:
+            return 1.0
+        # Only the computing part of a bundle waits for a core.
+        return 1 + min(1.0, model.cores) * (self._demand / self._workload.cores - 1)
 
-    def _come_up(self, worker: _Worker) -> None:
-        if worker.is_gone:
-            return
-        worker.is_up = True
-        worker.pool.free.append(worker)
-        if self._workload.preempted_per_hour > 0:
-            hours = float(self._random.exponential(1 / self._workload.preempted_per_hour))
-            self._push(self._now + 3600 * hours, partial(self._lose, worker))
+    def ended(self, stage: str) -> None:
+        """Note that a bundle has ended, or was lost."""
+        model = self._models[stage]
+        self._demand = max(0.0, self._demand - model.cores * self.sizes[model.pool])
 
-    def _end(self, worker: _Worker) -> None:
-        worker.is_gone = True
-        pool = worker.pool
-        pool.workers.remove(worker)
-        if worker in pool.free:
-            pool.free.remove(worker)
-        pool.worker_seconds += max(0.0, self._now - worker.started_at)
-
-    def _lose(self, worker: _Worker | None = None) -> None:
-        """Lose a worker: what it ran since its last real bundle is done again, and another worker starts."""
-        if worker is None:
-            worker = next((each for pool in self._pools.values() for each in pool.workers if each.is_up), None)
-        if worker is None or worker.is_gone:
-            return
-        self._lost += 1
-        bundle = worker.bundle
-        if bundle is not None:
-            elapsed = self._now - bundle.started_at
-            # Many real bundles make this one, and only the one that runs is lost.
-            real = bundle.seconds * min(1.0, bundle.stage.model.rows_per_bundle / bundle.rows)
-            kept = max(0.0, elapsed - min(elapsed, real * float(self._random.random())))
-            done = bundle.rows * min(1.0, kept / bundle.seconds) if bundle.seconds else 0.0
-            self._leave(worker, elapsed)
-            bundle.stage.done += done
-            bundle.stage.again += bundle.rows - done
-        self._end(worker)
-        self._start_workers(worker.pool)
-
-    def _look_at_pools(self) -> None:
-        for pool in self._pools.values():
-            self._look(pool)
-        self._push(self._now + LOOK_EVERY_S, self._look_at_pools)
-
-    def _look(self, pool: _Pool) -> None:
-        """Double a pool whose workers were all busy while more work waits; end workers that had nothing to do."""
-        limits = pool.model.autoscale
-        if limits is None:
-            return
-        busy = self._busy_seconds(pool)
-        used = (busy - pool.busy_at_look) / LOOK_EVERY_S
-        pool.busy_at_look = busy
-        up = sum(worker.is_up for worker in pool.workers)
-        waiting = sum(self._queued(stage) * stage.model.seconds_per_row for stage in self._stages if stage.pool is pool)
-        if up < len(pool.workers):
-            return  # some still start
-        if used > 0.9 * up and waiting > LOOK_EVERY_S * up:
-            pool.target = min(limits.most, 2 * up)
-        elif used < 0.5 * up:
-            pool.target = max(limits.least, math.ceil(1.2 * used), 1)
-        for worker in [each for each in pool.free if each.is_up][: max(0, len(pool.workers) - pool.target)]:
-            self._end(worker)
-        self._start_workers(pool)
-
-    # Bundles
-
-    def _dispatch(self) -> None:
-        """Start bundles, last stages first, while there are input and free workers."""
-        for stage in self._latest_first:
-            while stage.pool.free and not self._is_held_back(stage):
-                rows = self._next_rows(stage)
-                if rows <= 0:
-                    break
-                self._start(stage, rows)
-
-    def _next_rows(self, stage: _Stage) -> float:
-        ready = self._queued(stage)
-        if ready <= _TINY * self._workload.rows:
+    def kept(self, stage: str, elements: int, seconds: float, elapsed: float) -> float:
+        """Return the seconds of a lost bundle that need not be done again: of the real bundles that it stands for."""
+        if self._speed == 1.0 or not seconds:
             return 0.0
-        left = self._workload.rows - stage.taken + stage.again
-        fair = left / (2 * max(1, len(stage.pool.workers)))
-        rows = min(stage.bundle_rows, max(stage.bundle_rows / _FINEST, fair))
-        is_all_there = stage.taken - stage.again + ready >= self._enough
-        if ready < rows and not is_all_there and stage.running:
-            return 0.0  # more comes, and the stage has work: a larger bundle is simulated faster
-        return min(rows, ready)
+        rows = elements * self._workload.rows / self.elements[stage]
+        real = seconds * min(1.0, self._models[stage].rows_per_bundle / rows)
+        return max(0.0, elapsed - real * self._chance.random())
 
-    def _queued(self, stage: _Stage) -> float:
-        if any(gate.done < self._enough for gate in stage.gates):
-            return 0.0
-        arrived = min((writer.done for writer in stage.before), default=self._workload.rows)
-        return arrived - stage.taken + stage.again
-
-    def _is_held_back(self, stage: _Stage) -> bool:
-        for reader in stage.readers:
-            if stage in reader.gates:
-                continue  # groups and side inputs spill to disk instead
-            # Bundles stand for many real ones here: the queue must hold enough of them to keep the readers busy.
-            least = 2 * reader.bundle_rows * len(reader.pool.workers)
-            if stage.done - reader.taken + reader.again > max(reader.model.queue_rows, least):
-                return True
-        return False
-
-    def _start(self, stage: _Stage, rows: float) -> None:
-        worker = stage.pool.free.pop()
-        again = min(stage.again, rows)
-        stage.again -= again
-        stage.taken += rows - again
-        stage.running += 1
-        self._demand += stage.model.cores
-        seconds = rows * stage.model.seconds_per_row * self._drawn(stage.model, rows)
-        if self._demand > self._workload.cores and stage.model.cores:
-            # Only the computing part of a bundle waits for a core.
-            computing = min(1.0, stage.model.cores)
-            seconds *= 1 + computing * (self._demand / self._workload.cores - 1)
-        worker.bundle = _Bundle(stage, rows, self._now, seconds)
-        self._push(self._now + seconds, partial(self._finish, worker, worker.bundle))
-
-    def _finish(self, worker: _Worker, bundle: _Bundle) -> None:
-        if worker.bundle is not bundle:
-            return  # the worker was lost meanwhile
-        bundle.stage.done += bundle.rows
-        self._leave(worker, bundle.seconds)
-        if len(worker.pool.workers) > worker.pool.target:
-            self._end(worker)
-        else:
-            worker.pool.free.append(worker)
-
-    def _leave(self, worker: _Worker, seconds: float) -> None:
-        assert worker.bundle is not None
-        stage = worker.bundle.stage
-        stage.running -= 1
-        self._demand -= stage.model.cores
-        worker.pool.busy_seconds += seconds
-        worker.bundle = None
-
-    def _bootstrapped(self, model: StageModel) -> tuple[np.ndarray, float, float]:
+    def _bootstrapped(self, model: StageModel) -> tuple[list[float], float, float]:
         """Resample the measured bundles, so that seeds also differ by what few measured bundles can't tell."""
-        spread, weights = np.asarray(model.spread), np.asarray(model.weights)
-        sample = spread[self._random.choice(len(spread), size=len(spread), p=weights / weights.sum())]
-        return sample, float(sample.mean()), float(sample.std())
+        sample = self._chance.choices(model.spread, model.weights, k=len(model.spread))
+        return sample, statistics.fmean(sample), statistics.pstdev(sample)
 
     def _drawn(self, model: StageModel, rows: float) -> float:
         """Return how long a bundle takes, relative to the mean: the mean of as many measured ones as it stands for."""
@@ -316,42 +162,207 @@ class _Simulation:
         if len(sample) == 1:
             return mean
         if draws <= _SUMMED_DRAWS:
-            return float(sample[self._random.integers(len(sample), size=draws)].mean())
-        return max(0.1 * mean, float(self._random.normal(mean, deviation / math.sqrt(draws))))
+            return statistics.fmean(self._chance.choices(sample, k=draws))
+        return max(0.1 * mean, self._chance.gauss(mean, deviation / math.sqrt(draws)))
+
+
+class _Simulation:
+    """One simulated run: the loop's parts, what happens to workers from outside, and what is noted of it.
+
+    The loop's time passes as fast as that of the run if the run is short. In a long run, or one with many workers, one
+    second of the loop stands for many: each of its bundles stands for as many real ones, and the simulation is quick.
+    """
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._workload = workload
+        self._chance = random.Random(seed)
+        self._estimated = _estimate(workload)
+        self._speed = _speed(workload, self._estimated)
+        is_exact = self._speed == 1.0
+        self._time = time = VirtualTime() if is_exact else VirtualTime(_TICK_S)
+        self._costs = _MeasuredCosts(workload, self._speed, self._chance, time)
+        self._crew = CountedCrew(time, self._costs, 0.0 if is_exact else _CATCH_UP_S)
+        self._crew.on_up = self._may_lose
+        stages = [self._counted(model) for model in workload.stages]
+        pools = [
+            CountedPool(
+                model.name,
+                min(_MOST_WORKERS, _first_workers(model)),
+                min(_MOST_WORKERS, model.most_workers),
+                is_ahead=not is_exact or bool(model.device),
+            )
+            for model in workload.pools
+        ]
+        self._parts = counted_parts(stages, pools, time, self._crew)
+        self._pools = {pool.plan.name: pool for pool in self._parts.pools}
+        labels = {model.id: model.label for model in workload.stages}
+        self._statuses = Statuses(self._parts.stages, self._parts.buffers, time.clock, lambda stage: labels[stage.id])
+        self._states = {model.id: defaultdict[str, float](float) for model in workload.stages}
+        self._most = {model.name: 0 for model in workload.pools}
+        self._totals = {name: _Total(self._crew, name) for name in self._pools}
+        self._growing: set[str] = set()  # pools whose workers of the loop will stand for more, once these have started
+        self._busy_at_look = dict.fromkeys(self._pools, 0.0)
+        self._busy_at_point = dict.fromkeys(self._pools, 0.0)
+        self._lost = 0
+        self._points: list[Point] = []
+        self._every = 0.0  # of the run's seconds, between two points
+
+    def run(self) -> Outcome:
+        """Run to the end."""
+        self._every = self._estimated / _POINTS
+        self._later(self._every, self._next_point)
+        self._later(_LONGEST_S, self._give_up)
+        if any(model.autoscale is not None for model in self._workload.pools):
+            self._later(LOOK_EVERY_S, self._look_at_pools)
+        for seconds in self._workload.lost_at:
+            self._later(seconds, self._lose_first)
+        listener: Any = _Listener(self._note_end)
+        with _quiet():
+            Scheduler(self._parts, listener).run()
+        return self._outcome()
+
+    @property
+    def _now(self) -> float:
+        """The seconds since the run began."""
+        return self._time.now * self._speed
+
+    def _later(self, seconds: float, happen: Callable[[], None]) -> None:
+        self._time.at(seconds / self._speed, happen)
+
+    def _counted(self, model: StageModel) -> CountedStage:
+        elements = self._costs.elements[model.id]
+        queue = model.queue_rows / self._workload.rows * elements
+        if self._speed > 1.0:
+            work = model.seconds_per_row * self._workload.rows / self._speed
+            workers = next(pool.most_workers for pool in self._workload.pools if pool.name == model.pool)
+            seconds = min(_QUEUE_S, _QUEUE_PART * self._estimated / self._speed)
+            queue = max(queue, elements * min(1.0, seconds * workers / work)) if work else queue
+        return CountedStage(model.id, model.label, model.pool, elements, model.reads_from, model.waits_for, queue)
+
+    # Workers
+
+    def _may_lose(self, worker: CountedWorker) -> None:
+        """Draw when a worker that has come up will be preempted."""
+        rate = self._workload.preempted_per_hour
+        if rate > 0:
+            seconds = 3600 * self._chance.expovariate(rate)
+            self._later(seconds, lambda: self._lose(worker, LOST_WITH_NODE))
+
+    def _lose_first(self) -> None:
+        order = list(self._pools)
+        up = [worker for worker in self._crew.workers if worker.is_up]
+        if up:
+            self._lose(min(up, key=lambda worker: order.index(worker.pool)), _KILLED)
+
+    def _lose(self, worker: CountedWorker, code: int) -> None:
+        """Lose a worker: the loop retries what it ran, and starts another one."""
+        if worker.is_gone:
+            return
+        self._lost += round(self._costs.sizes[worker.pool])
+        if self._lost > _MOST_LOST:
+            raise OptionError(
+                f"the simulated run loses more than {_MOST_LOST:,} workers, and does little work between",
+                fix="lower the rate of --preempt",
+            )
+        worker.die(code)
+
+    def _give_up(self) -> None:
+        raise OptionError(
+            "the simulated run takes more than 10 years, which no forecast can tell",
+            fix="simulate fewer rows, more workers, or workers that start faster",
+        )
+
+    def _look_at_pools(self) -> None:
+        for model in self._workload.pools:
+            if model.autoscale is not None:
+                self._look(model, self._pools[model.name])
+        self._later(LOOK_EVERY_S, self._look_at_pools)
+
+    def _look(self, model: PoolModel, pool: PoolRun) -> None:
+        """Double a pool whose workers were all busy while more work waits; end workers that had nothing to do."""
+        assert model.autoscale is not None
+        busy = self._busy_seconds(model.name)
+        used = (busy - self._busy_at_look[model.name]) / LOOK_EVERY_S
+        self._busy_at_look[model.name] = busy
+        if pool.starting() or model.name in self._growing:
+            return
+        target = up = self._workers(model.name)
+        seconds = {each.id: each.seconds_per_row for each in self._workload.stages}
+        waiting = sum(
+            self._rows(run.id, run.queued) * seconds[run.id] for run in self._parts.stages if run.pool is pool
+        )
+        is_full = any(
+            self._parts.buffers[read.buffer_id].full_reader()
+            for run in self._parts.stages
+            if run.pool is pool
+            for read in run.plan.reads
+        )
+        if used > 0.9 * up and (waiting > LOOK_EVERY_S * up or is_full):
+            target = min(model.autoscale.most, 2 * up)
+        elif used < 0.5 * up:
+            target = max(model.autoscale.least, math.ceil(1.2 * used), 1)
+        give_workers(pool, min(_MOST_WORKERS, target))
+        for index, worker in list(pool.workers.items()):
+            if index >= target and isinstance(worker.process, CountedWorker) and worker.process.is_idle:
+                worker.process.die(LOST_WITH_NODE)
+        if _size(target) > self._costs.sizes[model.name]:
+            self._growing.add(model.name)
+            self._later(model.startup_seconds + model.load_seconds, lambda: self._resize(model.name, target))
+        else:
+            self._resize(model.name, target)
+
+    def _resize(self, pool: str, workers: int) -> None:
+        """Let the workers of the loop stand for so many."""
+        before, size = self._costs.sizes[pool], _size(workers)
+        if size != before:
+            self._totals[pool].add(before)
+            self._crew.quicken(pool, size / before)
+            self._costs.sizes[pool] = size
+        self._growing.discard(pool)
+
+    def _workers(self, pool: str) -> int:
+        """Return how many workers a pool has that are up or start."""
+        return round(len(self._pools[pool].workers) * self._costs.sizes[pool])
 
     # Looking at it
 
-    def _is_done(self) -> bool:
-        return all(stage.done >= self._enough for stage in self._stages)
-
-    def _estimate(self) -> float:
-        """Return about how long the run takes: the work of the pool that has the most for each worker."""
-        work = dict.fromkeys(self._pools, 0.0)
-        for stage in self._stages:
-            work[stage.model.pool] += stage.model.seconds_per_row * self._workload.rows
-        each = (seconds / self._pools[name].model.most_workers for name, seconds in work.items())
-        start = max((pool.model.startup_seconds + pool.model.load_seconds for pool in self._pools.values()), default=0)
-        return max(1e-3, max(each, default=0.0) + start)
+    def _rows(self, stage: str, elements: float) -> float:
+        return elements * self._workload.rows / self._costs.elements[stage]
 
     def _next_point(self) -> None:
         self._note_point()
         if len(self._points) >= 4 * _POINTS:
             self._thin_points()  # the run takes longer than was estimated
-        self._push(self._now + self._every, self._next_point)
+        self._later(self._every, self._next_point)
 
     def _note_point(self) -> None:
-        for stage in self._stages:
-            stage.states[self._state(stage)] += self._every
+        running: defaultdict[str, int] = defaultdict(int)
+        for pool in self._parts.pools:
+            for worker in pool.workers.values():
+                for bundle in worker.bundles.values():
+                    running[bundle.stage.id] += 1
+        for stage in self._parts.stages:
+            status, by = self._statuses.status(stage, running[stage.id])
+            if status == "busy" and stage.queued and not stage.pool.free_slots():
+                status, by = "needs worker", (stage.pool.plan.name,)
+            said = {"held back": "held back by", "needs worker": "needs worker:"}.get(status, "starved by")
+            self._states[stage.id][f"{said} {by[0]}" if by else status] += self._every
         busy: dict[str, float] = {}
         elapsed = self._now - (self._points[-1].seconds if self._points else 0.0)
-        for name, pool in self._pools.items():
-            so_far = self._busy_seconds(pool)
-            busy[name] = (so_far - pool.busy_at_point) / max(elapsed, 1e-9)
-            pool.busy_at_point = so_far
-        done = sum(stage.done * stage.model.seconds_per_row for stage in self._stages)
-        total = sum(self._workload.rows * stage.model.seconds_per_row for stage in self._stages)
-        workers = {name: len(pool.workers) for name, pool in self._pools.items()}
+        for name in self._pools:
+            so_far = self._busy_seconds(name)
+            busy[name] = (so_far - self._busy_at_point[name]) / max(elapsed, 1e-9)
+            self._busy_at_point[name] = so_far
+        work = {model.id: model.seconds_per_row for model in self._workload.stages}
+        done = sum(self._rows(stage.id, stage.elements_done) * work[stage.id] for stage in self._parts.stages)
+        total = self._workload.rows * sum(work.values())
+        workers = {name: self._workers(name) for name in self._pools}
+        self._most = {name: max(most, workers[name]) for name, most in self._most.items()}
         self._points.append(Point(self._now, workers, busy, done / total if total else 1.0))
+
+    def _note_end(self) -> None:
+        if not self._points or self._points[-1].seconds < self._now:
+            self._note_point()
 
     def _thin_points(self) -> None:
         """Keep every second point, with what was busy between it and the last; later points are twice as far apart."""
@@ -362,43 +373,85 @@ class _Simulation:
         ]
         self._every *= 2
 
-    def _busy_seconds(self, pool: _Pool) -> float:
-        running = (worker.bundle for worker in pool.workers if worker.bundle is not None)
-        return pool.busy_seconds + sum(self._now - bundle.started_at for bundle in running)
-
-    def _state(self, stage: _Stage) -> str:
-        if stage.done >= self._enough:
-            return "done"
-        has_input = self._queued(stage) > _TINY * self._workload.rows
-        if has_input and self._is_held_back(stage):
-            full = (r for r in stage.readers if stage.done - r.taken + r.again > r.model.queue_rows)
-            return f"held back by {next((r.model.label for r in full), stage.readers[0].model.label)}"
-        if has_input and not stage.pool.free:
-            return f"needs worker: {stage.pool.model.name}"
-        if stage.running or has_input:
-            return "busy"
-        behind = [w for w in (*stage.gates, *stage.before) if w.done < self._enough]
-        return f"starved by {behind[0].model.label}" if behind else "busy"
+    def _busy_seconds(self, pool: str) -> float:
+        total = self._totals[pool]
+        total.add(self._costs.sizes[pool])
+        return self._speed * total.busy
 
     def _outcome(self) -> Outcome:
-        if not self._points or self._points[-1].seconds < self._now:
-            self._note_point()
-        for pool in self._pools.values():
-            pool.worker_seconds += self._workload.fixed_seconds * len(pool.workers)  # they stay until the run ends
-            for worker in list(pool.workers):
-                self._end(worker)
+        fixed = self._workload.fixed_seconds
         return Outcome(
-            self._now + self._workload.fixed_seconds,
-            {name: pool.worker_seconds for name, pool in self._pools.items()},
-            {name: pool.busy_seconds for name, pool in self._pools.items()},
-            {name: pool.most for name, pool in self._pools.items()},
+            self._now + fixed,
+            {name: self._speed * self._totals[name].paid + fixed * n for name, n in self._points[-1].workers.items()},
+            {name: self._speed * self._totals[name].busy for name in self._pools},
+            self._most,
             self._lost,
-            {stage.model.id: _shares(stage.states) for stage in self._stages},
+            {name: _shares(states) for name, states in self._states.items()},
             tuple(self._points),
         )
 
-    def _push(self, at: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at, next(self._numbers), happen))
+
+class _Total:
+    """The seconds of a pool's workers and of their bundles, with what each worker of the loop stands for."""
+
+    def __init__(self, crew: CountedCrew, pool: str) -> None:
+        self._crew = crew
+        self._pool = pool
+        self._counted = 0.0, 0.0
+        self.paid = 0.0
+        self.busy = 0.0
+
+    def add(self, size: float) -> None:
+        """Count what has passed since the last call, in which each worker stood for ``size``."""
+        paid, busy = self._crew.paid_seconds(self._pool), self._crew.busy_seconds(self._pool)
+        self.paid += size * (paid - self._counted[0])
+        self.busy += size * (busy - self._counted[1])
+        self._counted = paid, busy
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Keep the loop from logging the loss of simulated workers."""
+    logger = logging.getLogger(Scheduler.__module__)
+    logger.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _estimate(workload: Workload) -> float:
+    """Return about how long the run takes: the work of the pool that has the most for each worker."""
+    pools = {pool.name: pool for pool in workload.pools}
+    work = dict.fromkeys(pools, 0.0)
+    for stage in workload.stages:
+        work[stage.pool] += stage.seconds_per_row * workload.rows
+    each = (seconds / max(1, pools[name].most_workers) for name, seconds in work.items())
+    start = max((pool.startup_seconds + pool.load_seconds for pool in workload.pools), default=0)
+    return max(1e-3, max(each, default=0.0) + start)
+
+
+def _speed(workload: Workload, estimated: float) -> float:
+    """Return how many seconds of the run pass in one second of the loop's time."""
+    sizes = {pool.name: _size(pool.most_workers) for pool in workload.pools}
+    busy = workload.rows * sum(stage.seconds_per_row / sizes[stage.pool] for stage in workload.stages) / estimated
+    seconds = min(_LONGEST_RUN_S, max(_SHORTEST_S, _WORKER_SECONDS / max(1.0, busy)))
+    return max(1.0, estimated / seconds)
+
+
+def _elements(model: StageModel, workload: Workload, speed: float) -> int:
+    """Return how many elements a stage has, each of which has as much work as the loop can tell."""
+    work = workload.rows * model.seconds_per_row / speed
+    return max(1, int(min(workload.rows, MOST_ELEMENTS, max(1000.0, work / _LEAST_ELEMENT_S))))
+
+
+def _size(workers: int) -> float:
+    """Return how many of so many workers one worker of the loop stands for."""
+    return max(1.0, workers / _MOST_WORKERS)
 
 
 def _first_workers(model: PoolModel) -> int:

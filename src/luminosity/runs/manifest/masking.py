@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 __all__ = ["MASK", "is_secret_name", "mask_text", "mask_words"]
 
 MASK = "***"
+_MOST_NAMES = 2_000  # whose verdicts are kept: lines of a log have the same names again and again
 
 _PASSWORDS = frozenset({"passphrase", "passwd", "password", "passwords", "pwd", "secret", "secrets"})
 _SECRETS = _PASSWORDS | {"apikey", "auth", "credential", "credentials", "token"}
@@ -66,14 +68,15 @@ _WORDS = {
     *("and", "are", "expected", "for", "found", "given", "has", "if", "in", "is", "it", "must", "needs", "not", "of"),
     *("on", "or", "the", "to", "was", "with"),
 }
-# Most texts have none of these, and need no further look.
-_SIGNS = (
-    *("pass", "pwd", "secret", "token", "auth", "key", "credential", "bearer", "://", "eyj", "sk-", "k_live_", "ghp_"),
-    *("gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "xox", "glpat-", "npm_", "pypi-", "ya29", "akia", "asia"),
-    "aiza",
+
+_SIGNS_OF_NAMES = ("pass", "pwd", "secret", "token", "auth", "key", "credential")  # every secret's name has one
+_SIGNS_OF_KEYS = (
+    *("eyj", "sk-", "k_live_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "xox", "glpat-", "npm_"),
+    *("pypi-", "ya29", "akia", "asia", "aiza"),
 )
 
 
+@lru_cache(_MOST_NAMES)
 def is_secret_name(name: str) -> bool:
     """Return whether the value of an option or a variable with this name is most likely a secret.
 
@@ -106,12 +109,20 @@ def mask_text(text: str) -> str:
     >>> mask_text("token 5 of 7, max_tokens=12, password=None: unexpected token: 'else'")
     "token 5 of 7, max_tokens=12, password=None: unexpected token: 'else'"
     """
+    # Each expression takes a while, and most lines of a log lack the sign of what it looks for.
     lower = text.lower()
-    if not any(sign in lower for sign in _SIGNS):
+    if "://" in lower and "@" in lower:
+        text = _IN_ADDRESS.sub(MASK, text)
+    if "-----begin" in lower:
+        text = _PRIVATE_KEY.sub(rf"\1{MASK}\2", text)
+    if any(sign in lower for sign in _SIGNS_OF_KEYS):
+        text = _KNOWN_KEYS.sub(MASK, text)
+    if "authorization" in lower or "bearer" in lower:
+        text = _AUTHORIZATION.sub(_mask_authorization, text)
+    if not any(sign in lower for sign in _SIGNS_OF_NAMES):
         return text
-    text = _PRIVATE_KEY.sub(rf"\1{MASK}\2", _IN_ADDRESS.sub(MASK, text))
-    text = _AUTHORIZATION.sub(_mask_authorization, _KNOWN_KEYS.sub(MASK, text))
-    return _AFTER_OPTION.sub(_mask_after_option, _mask_pairs(text))
+    text = _mask_pairs(text)
+    return _AFTER_OPTION.sub(_mask_after_option, text) if "-" in text else text
 
 
 def _mask_authorization(found: re.Match[str]) -> str:

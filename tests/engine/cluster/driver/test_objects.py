@@ -75,6 +75,18 @@ def test_copies_go_to_the_node_that_holds_the_least() -> None:
     assert sorted(held) == ["b", "b", "c", "c"]
 
 
+def test_each_node_tells_the_bytes_that_it_holds() -> None:
+    cluster = _Cluster("a", "b")
+    first, second = cluster.make("w1.1"), cluster.make("w1.2")
+    assert cluster.table.bytes_on_nodes() == {"a": 14, "b": 14}
+    first.free()
+    assert cluster.table.bytes_on_nodes() == {"a": 7, "b": 7}
+    cluster.kill("b")
+    assert cluster.table.bytes_on_nodes() == {"a": 7, "driver": 7}
+    second.free()
+    assert cluster.table.bytes_on_nodes() == {}
+
+
 def test_lost_copies_are_renewed_so_that_a_second_loss_does_no_harm() -> None:
     cluster = _Cluster("a", "b", "c")
     blocks = [cluster.make(f"w1.{number}") for number in range(1, 101)]

@@ -19,17 +19,20 @@ import apache_beam as beam
 import psutil
 import pytest
 from apache_beam.metrics import Metrics
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import CombiningValueStateSpec, TimerSpec, on_timer
 
+from luminosity import LuminosityRunner, RunEnded, WorkerStarted
 from luminosity.cli.main import main
 from luminosity.engine.cluster.driver import leases, node_launcher, set_up
 from luminosity.engine.cluster.driver.objects import ObjectTable, RemoteObject
 from luminosity.engine.folders import RunFolders
 from luminosity.errors import StepFailed
+from luminosity.events import Event, NodeChanged
 from tests.fake_cluster import FakeCluster, fake_cluster
 from tests.processes import files_of_luminosity, wait_for
-from tests.runners import IS_CLUSTER, collect_all, new_pipeline, run
+from tests.runners import IS_CLUSTER, collect_all, flags, new_pipeline, run
 
 pytestmark = [
     pytest.mark.alone,
@@ -220,9 +223,12 @@ def test_a_pipeline_gives_the_same_as_on_one_machine(
     caplog.clear()
     for seen in (traffic.private, traffic.sent, traffic.copies):
         seen.clear()
+    events: list[Event] = []
     with _nothing_left(cluster, traffic):
-        pipeline = new_pipeline(f"--ray_address={cluster.address}", "--cpu_workers=3")
-        there, result_there = collect_all(_build, tmp_path, pipeline)
+        options = PipelineOptions(flags(f"--ray_address={cluster.address}", "--cpu_workers=3"))
+        there, result_there = collect_all(
+            _build, tmp_path, beam.Pipeline(LuminosityRunner(on_event=events.append), options)
+        )
 
     places = there.pop("places")
     here.pop("places")
@@ -246,6 +252,14 @@ def test_a_pipeline_gives_the_same_as_on_one_machine(
     assert len(traffic.sent) > 20
     crossed = [place for place in {*traffic.private} for message in traffic.sent if place.encode() in message]
     assert crossed == []
+    # Events say which nodes the run used, and the process of each worker that has done something.
+    came = {event.node for event in events if isinstance(event, NodeChanged) and event.change == "came"}
+    assert came >= {event.node for event in events if isinstance(event, WorkerStarted)}
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    busy = [worker for worker in ended.last.workers if worker.cpu_seconds]
+    assert busy
+    assert all(worker.pid and worker.node in came for worker in busy)
 
 
 def _write_note(number: int) -> None:

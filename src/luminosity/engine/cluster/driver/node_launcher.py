@@ -17,6 +17,7 @@ from luminosity._shared.text import LOST_WITH_NODE, shorten
 from luminosity.core import THREAD_VARIABLES, WorkerShare
 from luminosity.engine.cluster.agent.agent import RunOnNodes
 from luminosity.engine.cluster.agent.forked_workers import Exit
+from luminosity.engine.cluster.agent.node_load import NodeSample
 from luminosity.engine.cluster.driver import ray_calls
 from luminosity.engine.cluster.driver.agents import Agent, Agents, RemoteAgent
 from luminosity.engine.cluster.driver.leases import KILLED, Leases, NodeProcess, bundle_of
@@ -31,7 +32,7 @@ from luminosity.engine.resources.machine import Node, visibility
 from luminosity.engine.workers.launcher import OnExit
 from luminosity.engine.workers.request import WorkerRequest
 from luminosity.errors import BlockLost, WorkerStartFailed
-from luminosity.events import NodeView
+from luminosity.events import DeviceView, NodeView
 
 __all__ = ["NodeLauncher"]
 
@@ -39,7 +40,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _SURE_S = 15.0  # for a node to answer after its agent has ended; then Ray knows for certain whether it is dead
 _MOST_WORDS = 1000  # characters of an error of Ray's, which may have a long traceback
-_MOST_NODES = 100  # in a snapshot
 _EMPTY_S = 2.0  # for which a node must have no worker before it is given back: one may be about to start there
 _AGAIN_S = 30.0  # until blocks that could not be copied from such a node are tried again
 _GIVE_BACK_S = 60.0  # for a worker to wait until its node, which was given back just now, can have a new agent
@@ -273,12 +273,10 @@ class NodeLauncher:
         with self._lock:
             living = [each for each in self._processes.values() if not each.has_ended]
         workers = Counter(process.node_id for process in living if process.node_id)
-        samples = self._samples.newest
+        samples, blocks = self._samples.newest, self.objects.bytes_on_nodes()
         return tuple(
-            NodeView(node_id, sample.host, workers[node_id], sample.cpu_utilization, sample.ram_used, sample.ram_total)
-            if (sample := samples.get(node_id)) is not None
-            else NodeView(node_id, workers=workers[node_id])
-            for node_id in sorted({*workers, *samples})[:_MOST_NODES]
+            _view(node_id, workers[node_id], blocks.get(node_id, 0), samples.get(node_id))
+            for node_id in sorted({*workers, *samples})
         )
 
     def usable_nodes(self) -> tuple[Node, ...]:
@@ -430,3 +428,22 @@ class NodeLauncher:
         for threads in (self._starts, self._losses, self._reports):
             threads.close()
         self._calls.wait()
+
+
+def _view(node_id: str, workers: int, blocks: int, sample: NodeSample | None) -> NodeView:
+    if sample is None:
+        return NodeView(node_id, workers=workers, blocks=blocks)
+    load = sample.cpu_utilization
+    return NodeView(
+        node_id,
+        sample.host,
+        workers,
+        None if load is None else round(load, 3),
+        sample.ram_used,
+        sample.ram_total,
+        blocks,
+        tuple(
+            DeviceView(name, utilization=each.utilization, memory_used=each.memory_used, memory_total=each.memory_total)
+            for name, each in sample.devices.items()
+        ),
+    )

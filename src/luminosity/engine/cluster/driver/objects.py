@@ -97,6 +97,11 @@ class ObjectTable:
             hurt = [each for each in self._objects.values() if each.copies.pop(node_id, None) is not None]
         self._renew(node_id, [each for each in hurt if each.is_secured])  # of the others, secure() takes care
 
+    def bytes_on_nodes(self) -> dict[str, int]:
+        """Return the bytes of the copies on each node that holds some."""
+        with self._lock:
+            return {node_id: held for node_id, held in self._held.items() if held}
+
     def node_leaves(self, node_id: str) -> None:
         """Copy the blocks of a node that will be gone soon, and ask it for no more copies. Waits for them."""
         with self._lock:

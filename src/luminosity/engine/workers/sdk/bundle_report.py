@@ -8,6 +8,7 @@ how long it has not.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import threading
@@ -134,7 +135,7 @@ class BundleMeter:
         peak = _peak_bytes()
         # The system knows only the peak of the whole process: it is this bundle's if the bundle has raised it.
         resident = peak if peak > running.peak_before else resident_bytes()
-        response.process_bundle.monitoring_data[wire.USAGE] = wire.pack_usage(cpu_seconds, resident)
+        response.process_bundle.monitoring_data[wire.USAGE] = wire.pack_usage(cpu_seconds, resident, os.getpid())
         return response
 
     def _begin(self) -> _Running:

@@ -86,7 +86,7 @@ class BlockInput(bundle_processor.DataInputOperation):
         span = _large_element(encoded_windowed_values)
         if coder is None or span is None:
             context: Any = self.execution_context
-            super().process_encoded(channel.read(context.instruction_id, encoded_windowed_values))
+            self._process_each(channel.read(context.instruction_id, encoded_windowed_values))
             return
         with self.splitting_lock:
             if self.index == self.stop - 1:
@@ -98,10 +98,30 @@ class BlockInput(bundle_processor.DataInputOperation):
         size = begin.read_var_int64()
         try:
             value = coder.decode(data[len(data) - size :])
-        except Exception as error:  # as Beam does
-            where = f"with coder {self.windowed_coder} in step {self.name_context.step_name}"
-            raise ValueError(f"Error decoding input stream {where}") from error
+        except Exception as error:
+            raise self._undecodable() from error
         self.output(windowed.with_value(value))
+
+    def _process_each(self, encoded: bytes) -> None:
+        """Do what Beam does, without looking up the same things for each element."""
+        stream = create_InputStream(encoded)
+        impl: Any = self.windowed_coder_impl
+        decode, output, lock = impl.decode_from_stream, self.output, self.splitting_lock
+        while stream.size() > 0:
+            with lock:
+                if self.index == self.stop - 1:
+                    return
+                self.index += 1
+            try:
+                windowed = decode(stream, True)
+            except Exception as error:
+                raise self._undecodable() from error
+            output(windowed)
+
+    def _undecodable(self) -> ValueError:
+        """Return the error that Beam raises."""
+        where = f"with coder {self.windowed_coder} in step {self.name_context.step_name}"
+        return ValueError(f"Error decoding input stream {where}")
 
 
 def _split(windowed: Any) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import random
 import sys
 import time
 import types
@@ -20,14 +19,14 @@ from itertools import islice
 from typing import Any
 
 from apache_beam.portability.api import beam_fn_api_pb2
-from apache_beam.runners.worker import bundle_processor, sdk_worker, statecache
+from apache_beam.runners.worker import sdk_worker, statecache
 
 from luminosity.engine.data import wire
 from luminosity.engine.spill import group_files
 from luminosity.engine.spill.files import SpillFile
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 
-__all__ = ["AddingState", "BatchingStateHandler", "CachingHandler", "estimate_size"]
+__all__ = ["BatchingStateHandler", "CachingHandler", "estimate_size"]
 
 _CacheToken = beam_fn_api_pb2.ProcessBundleRequest.CacheToken
 
@@ -337,53 +336,6 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
         for cell_key in context.writes.cells:  # which the runner does not know yet
             self._outdate(snapshot, cell_key)
         return snapshot
-
-
-class AddingState(bundle_processor.CombiningValueRuntimeState):
-    """Beam's state of a combining value, but values that are added in turn go into one accumulator.
-
-    Beam makes an accumulator for each value, and merges all of them with every second value.
-    """
-
-    _accumulator: Any
-    _has_accumulator = False  # with values that are not in the bag yet
-
-    def add(self, value: Any) -> None:
-        """Add a value to the accumulator. May read the cell."""
-        if not self._has_accumulator:
-            # As Beam does it: without reading at times, but the bag must not grow with each bundle.
-            is_blind = random.random() < 0.5
-            self._accumulator = self._combinefn.create_accumulator() if is_blind else self._taken()
-            self._has_accumulator = True
-        self._accumulator = self._combinefn.add_input(self._accumulator, value)
-
-    def clear(self) -> None:
-        """Clear the cell, with what was added."""
-        self._forget()
-        super().clear()
-
-    def commit(self) -> None:
-        """Write what was added."""
-        self._keep()
-        super().commit()
-
-    def _read_accumulator(self, rewrite: bool = True) -> Any:
-        self._keep()
-        return super()._read_accumulator(rewrite)
-
-    def _taken(self) -> Any:
-        merged = self._read_accumulator(rewrite=False)
-        self._underlying_bag_state.clear()
-        return merged
-
-    def _keep(self) -> None:
-        """Move the accumulator into the bag. It gets no more values: what is read may be the accumulator itself."""
-        if self._has_accumulator:
-            self._underlying_bag_state.add(self._accumulator)
-            self._forget()
-
-    def _forget(self) -> None:
-        self._has_accumulator, self._accumulator = False, None
 
 
 def estimate_size(*values: Any) -> int:

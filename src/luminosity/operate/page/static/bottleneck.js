@@ -1,6 +1,7 @@
 // Which stage sets the pace of a run, and whom it holds back.
 
 import { stalledOf } from "./status.js";
+import { stuckOf } from "./stuck.js";
 import { computes, count, counted, duration, listed, percent } from "./words.js";
 
 const YEAR_S = 365 * 86_400; // a lag beyond it says that the times of elements are not those of today
@@ -43,18 +44,22 @@ function stalled(infos, views) {
   const waits = stall.waits_for ? ` It waits for ${stall.waits_for}.` : "";
   const others = all.length > 1 ? ` ${counted(all.length - 1, "other stage")} ${all.length > 2 ? "are" : "is"} stalled, too.` : "";
   return { culprit: info.id, parts: [
-    { strong: info.label }, ` is stalled: step ${stall.step} has done nothing for ${duration(stall.seconds)}`,
+    { strong: stall.step }, ` is stalled: it has done nothing for ${duration(stall.seconds)}`,
     ` in worker ${stall.worker}${process}${state}${stall.place ? `, at ${stall.place}` : ""}.${waits}${others}`,
   ] };
 }
 
-/** Say which step takes the most of a stage's time, if the record tells it and the stage has several. */
-function slowestStep(info, view) {
+/** Return the step that takes the most of a stage's time and its share of it, if the record tells it and there are several. */
+function slowest(info, view) {
   const times = view?.step_seconds ?? [];
   const total = times.reduce((sum, each) => sum + each, 0);
   const most = Math.max(0, ...times);
-  if (!total || (info.steps ?? []).length < 2) return [];
-  return [" ", { strong: info.steps[times.indexOf(most)] }, ` takes ${percent(most / total)} of its steps' time.`];
+  return total && (info.steps ?? []).length > 1 ? { step: info.steps[times.indexOf(most)], share: most / total } : null;
+}
+
+function slowestStep(info, view) {
+  const found = slowest(info, view);
+  return found ? [" ", { strong: found.step }, ` takes ${percent(found.share)} of its steps' time.`] : [];
 }
 
 /** Follow each "held back by" and "starved by" to its end, and return the stage where most of them meet. */
@@ -111,16 +116,18 @@ function quiet(run, infos, views) {
 }
 
 function pastBottleneck(run, infos, views) {
+  const [stuck] = stuckOf(run);
+  if (stuck) return { culprit: null, parts: [{ strong: stuck.step }, ` was stalled when the run ended: it had done nothing for ${duration(stuck.seconds)} in worker ${stuck.worker}${stuck.place ? `, at ${stuck.place}` : ""}.`] };
   const times = infos.map((info) => [info, views.get(info.id)?.busy_seconds ?? 0]).sort((a, b) => b[1] - a[1]);
   const total = times.reduce((sum, [, seconds]) => sum + seconds, 0);
   if (!total) return { parts: [] };
   const [[info, seconds]] = times;
-  const parts = [
-    seconds / total < 0.2 ? "The work is spread over the steps; the most was in " : "Most of the work was in ",
-    { strong: info.label },
-    `: ${duration(seconds)} of ${duration(total)} of its workers' time (${percent(seconds / total)}).`,
-    ...slowestStep(info, views.get(info.id)),
-  ];
+  const step = slowest(info, views.get(info.id));
+  const took = `${duration(seconds)} of ${duration(total)} of the workers' time (${percent(seconds / total)})`;
+  const first = seconds / total < 0.2 ? "The work is spread over the steps; the most was in " : "Most of the work was in ";
+  const parts = step?.share > 0.5
+    ? [first, { strong: step.step }, `: ${percent(step.share)} of the steps' time of the stage ${info.label}, which took ${took}.`]
+    : [first, { strong: info.label }, `: ${took}.`, ...slowestStep(info, views.get(info.id))];
   if (run.isStream) return { culprit: null, parts }; // its sources, which mostly wait, do not count as busy
   const pool = (run.last.pools ?? []).filter((each) => each.busy_fraction > 0).sort((a, b) => b.busy_fraction - a.busy_fraction)[0];
   if (pool) parts.push(` The pool ${pool.name} was busy ${percent(pool.busy_fraction)} of the time.`);

@@ -28,6 +28,7 @@ export class Cursor {
 /** A chart. `format` turns a value into text with its unit; `unit` is the title of the axis. */
 export class Chart {
   #series = [];
+  #marks = [];
   #range = [0, 1];
   #hidden = new Set();
   #scales = null;
@@ -64,8 +65,12 @@ export class Chart {
     this.observer.observe(this.element);
   }
 
-  /** Show these series: [{name, key, points: [[seconds, value]], look, isBound}], from `range[0]` to `range[1]` seconds. */
-  update(series, range) {
+  /**
+   * Show these series: [{name, key, points: [[seconds, value]], look, isBound}], from `range[0]` to `range[1]` seconds,
+   * and what happened meanwhile: [{at, kind: "came" | "went", words}].
+   */
+  update(series, range, marks = []) {
+    this.#marks = marks;
     this.#series = series.map((each, index) => ({ look: index % 6, key: each.name, ...each }));
     this.#range = range;
     this.#drawLegend();
@@ -97,7 +102,7 @@ export class Chart {
     this.#scales = { x, y, left, shown };
     this.plot.setAttribute("width", this.#width);
     this.plot.setAttribute("aria-valuemax", Math.round(this.#range[1]));
-    replaceAll(this.axes, ...this.#axes(x, y, labels, left));
+    replaceAll(this.axes, ...this.#axes(x, y, labels, left), ...this.#marks.map((mark) => markAt(x(mark.at), mark)));
     replaceAll(this.lines, ...shown.map((each) => s("path", { class: `line look${each.look}${each.isBound ? " bound" : ""}`, d: path(each.points, x, y) })));
     this.point();
   }
@@ -135,7 +140,7 @@ export class Chart {
     const said = [];
     for (const each of shown) {
       const nearest = nearestTo(each.points, at);
-      if (!nearest) continue;
+      if (!nearest || nearest[1] === null) continue;
       if (!each.isBound) dots.push(s("circle", { class: `dot look${each.look}`, cx: x(nearest[0]), cy: y(nearest[1]), r: 3.5 }));
       const value = this.format(nearest[1]);
       said.push(`${each.name} ${value}`);
@@ -165,8 +170,15 @@ export class Chart {
   }
 }
 
+/** A line through the points, with a gap where a value is not known. */
 function path(points, x, y) {
-  return points.map(([seconds, value], index) => `${index ? "L" : "M"}${x(seconds).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+  let isOn = false;
+  return points.map(([seconds, value]) => {
+    if (value === null) return (isOn = false) || "";
+    const part = `${isOn ? "L" : "M"}${x(seconds).toFixed(1)} ${y(value).toFixed(1)}`;
+    isOn = true;
+    return part;
+  }).join("");
 }
 
 /** Return the point nearest to a moment, by halving: charts have thousands. */
@@ -179,4 +191,10 @@ function nearestTo(points, seconds) {
     else high = middle;
   }
   return seconds - points[low][0] < points[high][0] - seconds ? points[low] : points[high];
+}
+
+/** Return a triangle above the plot: up for what came, down for what went, with the words for a pointer. */
+function markAt(x, { at, kind, words }) {
+  const [tip, base] = kind === "came" ? [1, 9] : [9, 1];
+  return s("path", { class: `mark ${kind}`, d: `M${(x - 5).toFixed(1)} ${base}h10L${x.toFixed(1)} ${tip}z` }, s("title", {}, `${duration(at)}: ${words}`));
 }

@@ -2,7 +2,7 @@
 
 import { changesAddress, load, runAddress, runsAddress } from "./api.js";
 import { metricKey } from "./counters.js";
-import { h, replaceAll, s, section, setAttributes } from "./dom.js";
+import { h, named, replaceAll, s, section, setAttributes } from "./dom.js";
 import { modelRows } from "./models.js";
 import { elementsOf, RunState } from "./run_state.js";
 import { go, setTitle, showProblem } from "./shell.js";
@@ -214,7 +214,7 @@ function table(rows, label) {
     const known = row[side] !== null && row[side] !== undefined;
     return h("td", { class: "number", title: known ? null : "this run does not have it, or its record does not say" }, known ? row.format(row[side]) : "–");
   };
-  const body = rows.map((row) => h("tr", {}, h("th", { scope: "row", title: row.name.length > 60 ? row.name : null }, shortened(row.name, 60)), value(row, "a"), value(row, "b"), h("td", { class: "change" }, change(row))));
+  const body = rows.map((row) => h("tr", {}, h("th", { scope: "row", title: row.name.length > 60 ? row.name : null }, named(shortened(row.name, 60))), value(row, "a"), value(row, "b"), h("td", { class: "change" }, change(row))));
   const head = h("tr", {}, h("th", { scope: "col" }, ""), h("th", { scope: "col", class: "number" }, h("span", { class: "side-name a" }, "A")), h("th", { scope: "col", class: "number" }, h("span", { class: "side-name b" }, "B")), h("th", { scope: "col" }, "B against A"));
   return h("div", { class: "wide", role: "region", "aria-label": label, tabindex: 0 }, h("table", { class: "comparison" }, h("caption", { class: "unseen" }, label), h("thead", {}, head), h("tbody", {}, body)));
 }

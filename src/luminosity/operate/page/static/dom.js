@@ -1,5 +1,8 @@
 // Elements of the page. Text from runs only ever becomes a text node, never markup.
 
+import { shortened } from "./words.js";
+
+const NARROW_CHARACTERS = 36; // three lines of a narrow table
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(node, attributes, children) {
@@ -27,6 +30,12 @@ export function h(tag, attributes = {}, ...children) {
 /** Return an SVG element. */
 export function s(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/** Return a name from a run, for a table. On narrow pages a long one is cut, but for its end, which tells it from others. */
+export function named(name) {
+  const cut = shortened(name, NARROW_CHARACTERS);
+  return cut === name ? h("span", {}, name) : h("span", { title: name }, h("span", { class: "on-wide" }, name), h("span", { class: "on-narrow" }, cut));
 }
 
 /** Replace the text of a node, if it is another one: untouched nodes keep the user's selection. */

@@ -1,6 +1,6 @@
 // The history of one key: p-values on a logarithmic axis with their level, and the size of the effect with its floor.
 
-import { h, replaceAll, s, setText } from "./dom.js";
+import { h, replaceAll, s, setAttributes, setText } from "./dom.js";
 import { linear, logarithmic, roundUp, ticks } from "./scales.js";
 import { glyph } from "./status.js";
 import { moment, probability } from "./words.js";
@@ -17,19 +17,42 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const size = (row) => row.effect ?? row.mmd2; // whatever the test is
 const effect = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
+/** Return drift, missing or ok: what a watch says, or else the last test. */
+export function stateOf(history) {
+  if (history.state) return history.state;
+  return history.rows.at(-1)?.is_drift ? "drift" : "ok";
+}
+
+/** The card of one series; `update` shows its newest tests. */
 export class DriftCard {
-  constructor(history, state) {
-    this.rows = history.rows.map((row) => ({ ...row, at: Date.parse(row.time) / 1000 })).filter((row) => !Number.isNaN(row.at));
-    const [kind, words] = STATES[state];
-    this.readout = h("p", { class: "readout", role: "status" });
+  rows = [];
+
+  constructor() {
+    this.readout = h("p", { class: "readout" });
     this.body = h("div", { class: "drift-charts" });
-    const about = [history.columns, history.kernel].filter(Boolean).join(", ");
-    this.element = h("article", { class: `card ${state}` },
-      h("header", {}, h("h3", {}, history.key || "all rows"), h("span", { class: `pill ${kind}` }, glyph(kind, 11), words)),
-      about ? h("p", { class: "muted about", title: about }, about) : null, this.body, this.readout);
-    this.say(this.rows.at(-1));
+    this.head = h("header");
+    this.about = h("p", { class: "muted about" });
+    this.element = h("article", {}, this.head, this.about, this.body, this.readout);
     this.observer = new ResizeObserver(([entry]) => this.#draw(Math.floor(entry.contentRect.width)));
     this.observer.observe(this.body);
+  }
+
+  update(history) {
+    const state = stateOf(history);
+    const said = JSON.stringify([state, history.rows]);
+    if (said === this.said) return; // what the reader points at stays as it is
+    this.said = said;
+    this.rows = history.rows.map((row) => ({ ...row, at: Date.parse(row.time) / 1000 })).filter((row) => !Number.isNaN(row.at));
+    const [kind, words] = STATES[state];
+    const about = [history.columns, history.kernel].filter(Boolean).join(", ");
+    setAttributes(this.element, { class: `card ${state}` });
+    replaceAll(this.head, h("h3", {}, history.key || "all rows"), h("span", { class: `pill ${kind}` }, glyph(kind, 11), words));
+    setText(this.about, about);
+    setAttributes(this.about, { title: about, hidden: !about });
+    this.say(this.rows.at(-1));
+    const width = this.width;
+    this.width = 0;
+    this.#draw(width);
   }
 
   /** Say what a test found. */

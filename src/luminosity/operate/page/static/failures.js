@@ -5,6 +5,7 @@ import { glyph } from "./status.js";
 import { traceback } from "./traceback.js";
 import { counted, duration } from "./words.js";
 
+const KINDS = ["", "BundleStalled", "BundleRetried", "WorkerLost"];
 const MOST_SHOWN = 100;
 const AFTER_S = 1; // what is logged about a failure may come a moment later
 
@@ -35,7 +36,7 @@ function grouped(run) {
       trace: event.traceback || before?.trace || "",
       times: (before?.times ?? 0) + 1,
       at: event.seconds,
-      note: isLost ? `${event.worker}${event.node ? ` on node ${event.node.slice(0, 8)}` : ""}, with ${counted(event.bundles, "bundle")}` : `${counted(event.elements, "element")} in the bundle, ${counted(event.tries, "attempt")} so far`,
+      note: isLost ? `${event.worker}${event.node ? ` on ${run.hostOf(event.node)}` : ""}, with ${counted(event.bundles, "bundle")}` : `${counted(event.elements, "element")} in the bundle, ${counted(event.tries, "attempt")} so far`,
     });
   }
   return [...found.values()];
@@ -81,7 +82,8 @@ export function failuresSection(logs) {
       element.hidden = !all.length;
       keyed(list, known, all.slice(0, MOST_SHOWN), (failure) => failure.key, entry);
       const hidden = all.length - MOST_SHOWN;
-      setText(more, hidden > 0 ? `and ${counted(hidden, "other failure")}` : run.leftOut ? `${counted(run.leftOut, "further event")} did not fit into the record.` : "");
+      const leftOut = KINDS.reduce((sum, kind) => sum + (run.leftOutOf[kind] ?? 0), 0);
+      setText(more, hidden > 0 ? `and ${counted(hidden, "other failure")}` : leftOut ? `${counted(leftOut, run.leftOutOf[""] ? "further event" : "further failure")} did not fit into the record.` : "");
       more.hidden = !more.textContent;
     },
   };

@@ -18,9 +18,9 @@ export function jobTable({ onChoose }) {
     columns: [
       { key: "name", title: "Job", isText: true, value: (job) => job.name, cell: nameCell(onChoose) },
       { key: "state", title: "Last run", isText: true, value: (job) => job.newest.state, cell: lastCell },
+      { key: "pace", title: "Pace", isText: true, value: (job) => job.ratio ?? 1, cell: paceCell },
       { key: "runs", title: "Runs", value: (job) => job.runs, text: (job) => count(job.runs) },
       { key: "failed", title: "Failed", value: (job) => job.states.failed ?? 0, text: (job) => count(job.states.failed ?? 0) },
-      { key: "pace", title: "Pace", isText: true, value: (job) => job.ratio ?? 1, cell: paceCell },
       { key: "seconds", title: "Duration", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.seconds, cell: barsCell("seconds", duration) },
       { key: "elements", title: "Elements", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.elements, cell: barsCell("elements", count) },
       { key: "cost", title: "Cost", isText: true, hint: "Of the last runs, the newest at the right", value: (job) => job.newest.cost?.total ?? null, cell: barsCell("cost", (value, job) => money(value, job.newest.cost?.currency)) },
@@ -56,11 +56,17 @@ function lastCell(job, cell) {
 
 function paceCell(job, cell) {
   const words = paceWords(job);
-  once(cell, words, () => {
+  once(cell, `${words} ${job.newest.id}`, () => {
     const kind = job.ratio > 1 ? "worse" : job.ratio === null ? "neutral" : "better";
-    replaceAll(cell, h("span", { class: `ratio-words ${kind}` }, words || "–"), job.ratio !== null && h("small", {}, `than ${counted(job.compared, "run")} before`));
+    replaceAll(cell, h("span", { class: `ratio-words ${kind}` }, words || "–"), job.ratio !== null && h("small", {}, `than ${counted(job.compared, "run")} before`), job.ratio !== null && comparison(job));
     setAttributes(cell, { title: words ? "The time for an element in the newest run that is done, against the median of the runs before it" : "it takes three runs that are done" });
   });
+}
+
+/** Return a link that compares the newest run that is done with the one before it. */
+function comparison({ history }) {
+  const [before, newest] = history.filter((point) => point.state === "done").slice(-2).map((point) => encodeURIComponent(point.id));
+  return newest ? h("small", {}, h("a", { href: `/compare?a=${before}&b=${newest}` }, "what changed")) : null;
 }
 
 /** Draw a bar for each of the last runs, and write the newest value beside them. */

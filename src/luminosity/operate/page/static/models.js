@@ -77,6 +77,7 @@ export function modelsSection(run) {
   const [inferences, ...others] = numberColumns(run.numbers.models, (row) => row.view);
   const table = new Table({
     label: "Models",
+    kind: "of-models",
     keyOf: (row) => row.step,
     detail: () => new BatchDetail(),
     columns: [

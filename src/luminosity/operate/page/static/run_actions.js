@@ -1,10 +1,9 @@
 // What the reader may do to a run: stop or drain it, save a savepoint. Each is confirmed in a dialog first.
 
-import { ApiError, act, load, actionsAddress, mayAct } from "./api.js";
+import { ApiError, act, actionsAddress, howToAct, load, mayAct } from "./api.js";
 import { h, replaceAll, setText } from "./dom.js";
 import { moment } from "./words.js";
 
-const OPEN_IT = "This browser may only read: to act, open the address that `lum ui` has printed.";
 const WORDS = {
   stop: { button: "Stop …", title: "Stop this run?", confirm: "Stop the run", text: "It starts no more bundles, waits for those that run, and saves a last checkpoint. Start it again with the same --checkpoint_dir, and it continues there." },
   cancel: { button: "Cancel …", title: "Cancel this run?", confirm: "Cancel the run", text: "It has no checkpoint: it can't be continued, and starts from the beginning next time." },
@@ -42,7 +41,7 @@ export function runActions(id) {
     setText(title, words.title);
     setText(about, words.text);
     setText(confirm, words.confirm);
-    setText(problem, mayAct() ? "" : OPEN_IT);
+    setText(problem, mayAct() ? "" : howToAct());
     confirm.disabled = !mayAct();
     named.hidden = action !== "save";
     name.value = `page-${new Date().toISOString().slice(0, 16).replace(/[-:]/g, "").replace("T", "-")}`;
@@ -64,7 +63,7 @@ export function runActions(id) {
       said.hidden = false;
       dialog.close();
     } catch (error) {
-      setText(problem, error instanceof ApiError && error.status === 401 ? OPEN_IT : error.message);
+      setText(problem, error instanceof ApiError && error.status === 401 ? howToAct() : error.message);
     }
     confirm.disabled = false;
     setText(confirm, wordsOf(action).confirm);

@@ -106,7 +106,8 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 function shareDone(run) {
   if (run.isStream && run.isLive) return null; // it has no end that is known
   if (run.state === "done") return 1;
-  const known = (run.last?.stages ?? []).map((stage) => (stage.status === "done" ? 1 : stage.fraction)).filter((each) => each !== undefined && each !== null);
+  const open = (run.last?.stages ?? []).filter((stage) => stage.status !== "done");
+  const known = open.map((stage) => stage.fraction).filter((each) => each !== undefined && each !== null); // what is done already says nothing of the rest
   const left = run.last?.seconds_left;
   if (left !== undefined && left !== null && run.seconds) return Math.min(0.99, run.seconds / (run.seconds + left));
   return known.length ? Math.min(...known) : null;

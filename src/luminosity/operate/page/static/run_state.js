@@ -2,6 +2,7 @@
 
 const MOST_POINTS = 2000; // beyond it every other point goes: a run of days stays small
 const MOST_HAPPENINGS = 2000;
+const ID_CHARACTERS = 8; // of a node's id, as everywhere
 const EXACT_AFTER_S = 5; // from here on the mean between two points is better than the rate of the moment
 
 /** A moment of the charts: numbers only, in the order of the plan's stages, pools and devices. */
@@ -25,6 +26,8 @@ function pointOf(snapshot, plan) {
     device: row(plan.deviceIds, devices, (v) => v.utilization ?? null),
     deviceBusy: row(plan.deviceIds, devices, (v) => v.busy_fraction ?? 0),
     deviceMemory: row(plan.deviceIds, devices, (v) => v.memory_used ?? null),
+    nodes: snapshot.nodes?.length ?? null,
+    nodeCpu: snapshot.nodes && Object.fromEntries(snapshot.nodes.map((node) => [node.id, node.utilization])),
     held: snapshot.memory?.used ?? 0,
     used: snapshot.processes?.used || null,
   };
@@ -61,6 +64,7 @@ export function elementsOf(run) {
   if (["done", "drained"].includes(run.state)) return { done: most, total: most };
   if (run.isStream) return { done: most, total: null };
   const open = stages.filter((stage) => stage.status !== "done");
+  if (!open.length) return { done: most, total: most };
   const known = open.filter((stage) => stage.fraction > 0 && stage.elements).sort((a, b) => a.fraction - b.fraction)[0];
   if (known) return { done: known.elements, total: Math.max(known.elements, Math.round(known.elements / known.fraction)) };
   const busiest = open.filter((stage) => stage.elements).sort((a, b) => (b.busy_seconds ?? 0) - (a.busy_seconds ?? 0))[0];
@@ -68,6 +72,8 @@ export function elementsOf(run) {
 }
 
 export class RunState {
+  #hosts = null; // names of hosts by the ids of their nodes, made when they are needed
+
   constructor(data) {
     this.id = data.id;
     this.replace(data);
@@ -83,9 +89,10 @@ export class RunState {
     this.ended = data.ended ?? null;
     this.cost = data.cost ?? null;
     this.happenings = [...(data.happenings ?? [])];
-    this.leftOut = data.left_out ?? 0;
+    this.leftOutOf = { ...(data.left_out_of ?? { "": data.left_out ?? 0 }) }; // events that are not here, by kind; older records say only how many
+    this.nodes = new Map((this.started.machine?.nodes ?? []).map(({ id, address }) => [id, { address, host: "", most: 0 }])); // of the cluster, also those that are gone
     this.metrics = [];
-    this.last = null;
+    this.last = this.newest = null;
     this.points = [];
     this.apart = 0; // seconds between two points, at least
     this.arrivedAt = performance.now();
@@ -94,6 +101,7 @@ export class RunState {
       poolNames: (this.started.pools ?? []).map((pool) => pool.name),
       deviceIds: deviceIds(data),
     };
+    for (const event of this.of("NodeChanged")) this.#node(event.node, event.address);
     for (const snapshot of data.snapshots ?? []) this.#snapshot(snapshot);
     if (this.ended) this.#end(this.ended);
   }
@@ -111,8 +119,9 @@ export class RunState {
     if (snapshot.metrics?.length) this.metrics = snapshot.metrics;
     const earlier = this.last;
     this.arrivedAt = performance.now();
-    this.last = snapshot;
+    this.last = this.newest = snapshot; // the end has another last one, in which nothing runs
     if (!snapshot.checkpoint && earlier?.checkpoint) this.last.checkpoint = earlier.checkpoint;
+    for (const node of snapshot.nodes ?? []) this.#node(node.id, node.address, node.workers);
     keepSlowFields(earlier, snapshot);
     this.#point(pointOf(snapshot, this.plan));
   }
@@ -136,11 +145,30 @@ export class RunState {
     if (event.last) this.last = { ...event.last, checkpoint: event.last.checkpoint ?? this.last?.checkpoint };
   }
 
+  /** Keep the name of a node's host, and the most workers that it had at once. */
+  #node(id, host, workers = 0) {
+    const known = this.nodes.get(id) ?? { address: "", host: "", most: 0 };
+    this.nodes.set(id, { ...known, host: host || known.host, most: Math.max(known.most, workers) });
+    this.#hosts = null;
+  }
+
+  /** Return the name of a node's host, or its address, or the beginning of its id; with that, if hosts have the same name. */
+  hostOf(id) {
+    if (this.#hosts === null) {
+      const names = [...this.nodes].map(([each, { host, address }]) => [each, host || address]);
+      const counts = new Map();
+      for (const [, name] of names) counts.set(name, (counts.get(name) ?? 0) + 1);
+      this.#hosts = new Map(names.map(([each, name]) => [each, !name ? each.slice(0, ID_CHARACTERS) : counts.get(name) > 1 ? `${name} (${each.slice(0, ID_CHARACTERS)})` : name]));
+    }
+    return this.#hosts.get(id) ?? id.slice(0, ID_CHARACTERS);
+  }
+
   #happening(event) {
+    if (event.event === "NodeChanged") this.#node(event.node, event.address);
     this.happenings.push(event);
-    if (this.happenings.length > MOST_HAPPENINGS) {
-      this.leftOut += this.happenings.length - MOST_HAPPENINGS;
-      this.happenings.splice(0, this.happenings.length - MOST_HAPPENINGS);
+    if (this.happenings.length <= MOST_HAPPENINGS) return;
+    for (const { event: kind } of this.happenings.splice(0, this.happenings.length - MOST_HAPPENINGS)) {
+      this.leftOutOf[kind] = (this.leftOutOf[kind] ?? 0) + 1;
     }
   }
 
@@ -183,14 +211,21 @@ export class RunState {
     return this.happenings.filter((event) => kinds.includes(event.event));
   }
 
-  /** Return [seconds, value] of one field; `index` chooses the stage, pool or device. */
+  /** Return [seconds, value] of one field; `index` chooses the stage, pool, device or node. */
   series(field, index = null) {
-    const found = [];
-    for (const point of this.points) {
-      const value = index === null ? point[field] : point[field][index];
-      if (value !== null && value !== undefined) found.push([point.t, value]);
-    }
-    return found;
+    return this.broken(field, index).filter(([, value]) => value !== null);
+  }
+
+  /** Return the same with null where the value is not known, at which a line breaks. */
+  broken(field, index = null) {
+    return this.points.map((point) => [point.t, (index === null ? point[field] : point[field]?.[index]) ?? null]);
+  }
+
+  /** Return the largest value of one field for each stage, without a list for each: there may be hundreds. */
+  largest(field) {
+    const most = this.plan.stageIds.map(() => 0);
+    for (const point of this.points) point[field].forEach((value, index) => { if (value > most[index]) most[index] = value; });
+    return most;
   }
 
   /** Return what the workers of a pool have cost up to each moment, from what one of them costs in a second. */

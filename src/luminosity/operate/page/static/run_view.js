@@ -8,6 +8,7 @@ import { graphSection } from "./graph_section.js";
 import { follow } from "./live.js";
 import { logsSection } from "./logs.js";
 import { modelsSection } from "./models.js";
+import { nodesSection } from "./nodes.js";
 import { drawer } from "./redraw.js";
 import { runActions } from "./run_actions.js";
 import { RunHeader } from "./run_header.js";
@@ -33,6 +34,7 @@ export function runView(view, id) {
   let sections = null;
   let timer = 0;
   const actions = runActions(id);
+  const places = placesIn(view);
   const request = drawer(draw);
   const clock = setInterval(() => run?.isLive && request(), CLOCK_MS); // the time goes on between two events
 
@@ -41,16 +43,20 @@ export function runView(view, id) {
     const tree = new StepTree(run);
     const steps = stepsSection(run, { steps: tree, onStage: (stage) => stages.show(stage) });
     const graph = graphSection(run, { steps: tree, onStep: (id) => steps.show(id), onStage: (stage) => stages.show(stage) });
+    const workers = workersSection(run);
+    const nodes = nodesSection({ onNode: (node) => workers.show(node) });
     const logs = logsSection(id, { onKept: request });
     const [header, failures] = [new RunHeader(actions), failuresSection(logs)];
     const stuck = stuckSection({ onStep: (step) => (tree.find(step) >= 0 ? steps.show(tree.find(step)) : stages.element.scrollIntoView()) });
-    sections = { header, stuck, graph, steps, stages, stream: streamSection(), timeline: timelineSection(), models: modelsSection(run), counters: countersSection(), failures, logs, workers: workersSection() };
-    replaceAll(view, ...Object.values(sections).map((section) => section.element));
+    sections = { header, stuck, graph, steps, stages, stream: streamSection(), timeline: timelineSection(), models: modelsSection(run), counters: countersSection(), failures, logs, nodes, workers };
+    const [head, ...others] = Object.values(sections).map((section) => section.element);
+    replaceAll(view, head, places.element, ...others);
   }
 
   function draw() {
     for (const section of Object.values(sections)) section.update(run);
     actions.update(run);
+    places.update();
     const { failures, stuck } = sections;
     // The page of a failed run begins with its failure.
     if (run.state === "failed" && failures.element.nextSibling !== stuck.element) stuck.element.before(failures.element);
@@ -107,5 +113,21 @@ export function runView(view, id) {
     clearTimeout(timer);
     stopFollowing();
     request.stop();
+  };
+}
+
+/** Links to the sections that have something to show: the page of a large run is long. */
+function placesIn(view) {
+  const element = h("nav", { class: "places", "aria-label": "Sections of this page" });
+  let shown = "";
+  return {
+    element,
+    update: () => {
+      const sections = [...view.querySelectorAll(":scope > section:not([hidden])")];
+      const now = sections.map((section) => section.id).join();
+      if (now === shown) return;
+      shown = now;
+      replaceAll(element, ...sections.map((section) => h("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
+    },
   };
 }

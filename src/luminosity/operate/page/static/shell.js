@@ -6,7 +6,7 @@ const CONNECTIONS = {
   "": "",
   live: "Live",
   reconnecting: "Reconnecting …",
-  "signed out": "Signed out: open the address that lum ui prints",
+  "signed out": "Signed out: sign in again, or open the address that lum ui prints",
 };
 
 /** Say in the page's head whether the view follows a run. */

@@ -1,7 +1,7 @@
 // The table of stages, each of which runs fused steps, with what it needs, and more of a stage in the row below it.
 
 import { bottleneck } from "./bottleneck.js";
-import { h, replaceAll, section, setAttributes, setText } from "./dom.js";
+import { h, named, replaceAll, section, setAttributes, setText } from "./dom.js";
 import { isStepOf } from "./run_state.js";
 import { glyph, stalledOf } from "./status.js";
 import { stageState } from "./step_figures.js";
@@ -15,9 +15,9 @@ export function paddingOf(view) {
 }
 
 /** Return how often a stage's bundles failed, as its view or the run's events say. */
-function failuresOf(run, info, view) {
+function failuresOf(retried, info, view) {
   if (view?.retries) return view.retries;
-  return run.of("BundleRetried").filter((event) => isStepOf(event.step, info)).length;
+  return retried.filter((event) => isStepOf(event.step, info)).length;
 }
 
 /** Return the section. `show(stageId)` opens the row of a stage. */
@@ -25,6 +25,7 @@ export function stagesSection(run) {
   const [elements, ...others] = numberColumns(run.numbers.stages, (row) => row.view);
   const table = new Table({
     label: "Stages",
+    kind: "of-stages",
     keyOf: (row) => row.info.id,
     columns: [
       { key: "label", title: "Stage", isText: true, value: (row) => row.info.label, cell: nameCell },
@@ -35,6 +36,7 @@ export function stagesSection(run) {
       { key: "padding", title: "Padding", hint: "Share of a model's work that was padding", value: (row) => row.padding, text: (row) => percent(row.padding), why_: "the step runs no model that counts its padding" },
       { key: "failures", title: "Failures", hint: "Failed attempts of bundles", value: (row) => row.failures, text: (row) => count(row.failures) },
     ],
+    isPinned: (row) => row.isCulprit || row.kind === "failed" || row.kind === "stalled",
     detail: (row) => new Detail(row),
     onRow: (element, row) => setAttributes(element, { class: row.isCulprit ? "culprit" : null, "data-stage": row.info.id }),
   });
@@ -44,6 +46,7 @@ export function stagesSection(run) {
     run = now;
     const views = run.views();
     const found = bottleneck(run);
+    const retried = run.of("BundleRetried");
     const rows = (run.started.stages ?? []).map((info) => {
       const view = views.get(info.id) ?? { status: "waiting" };
       const mean = run.seconds ? (view.elements ?? 0) / run.seconds : null;
@@ -51,7 +54,7 @@ export function stagesSection(run) {
         info, view, ...stageState(run, info, view, found),
         rate: run.isLive ? view.rate ?? 0 : mean,
         padding: paddingOf(view),
-        failures: failuresOf(run, info, view),
+        failures: failuresOf(retried, info, view),
       };
     });
     element.hidden = !rows.length;
@@ -70,7 +73,7 @@ export function stagesSection(run) {
 
 function nameCell(row, cell, table) {
   if (!cell.firstChild) {
-    cell.append(h("button", { type: "button", class: "open", on: { click: () => table.toggleDetail(row.info.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), h("span", {}, row.info.label)));
+    cell.append(h("button", { type: "button", class: "open", on: { click: () => table.toggleDetail(row.info.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), named(row.info.label)));
   }
   setAttributes(cell.firstChild, { "aria-expanded": String(table.isOpen(row.info.id)) });
 }

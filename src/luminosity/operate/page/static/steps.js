@@ -1,7 +1,7 @@
 // The table of the author's steps, with composites folded or open: where the time of workers goes.
 
 import { bottleneck } from "./bottleneck.js";
-import { h, replaceAll, s, section, setAttributes, setText } from "./dom.js";
+import { h, named, replaceAll, s, section, setAttributes, setText } from "./dom.js";
 import { glyph } from "./status.js";
 import { StepFigures } from "./step_figures.js";
 import { Table } from "./table.js";
@@ -26,6 +26,7 @@ export function stepsSection(run, { steps, onStage }) {
       { key: "each", title: "For an element", hint: "Time for an element that the step has put out", value: (row) => row.each, text: (row) => (row.each ? duration(row.each) : "–"), why_: OLD },
       { key: "stages", title: "Runs in stage", isText: true, class: "in-stages", value: (row) => row.stages.join(), cell: stagesCell },
     ],
+    isPinned: (row) => row.state.isCulprit || row.state.kind === "failed" || row.state.kind === "stalled",
     onRow: (element, row) => setAttributes(element, { class: row.state.isCulprit ? "culprit" : null, "data-step": row.name }),
   });
   const element = section("steps", "Steps", table.element);
@@ -51,6 +52,7 @@ export function stepsSection(run, { steps, onStage }) {
 
   async function show(id) {
     await steps.reveal(id);
+    table.reveal(id);
     const row = [...table.body.children].find((each) => each.dataset.step === steps.transforms[id].name);
     row?.scrollIntoView({ block: "center" });
     row?.querySelector("button, .plain-name")?.focus({ preventScroll: true });
@@ -63,7 +65,7 @@ export function stepsSection(run, { steps, onStage }) {
 function nameCell(steps) {
   return (row, cell) => {
     if (!cell.firstChild) {
-      const name = h("span", { title: row.name }, row.label);
+      const name = h("span", { title: row.name }, named(row.label));
       const button = steps.canOpen(row.id)
         ? h("button", { type: "button", class: "open", on: { click: () => steps.toggle(row.id) } }, h("span", { class: "chevron", "aria-hidden": "true" }), name)
         : h("span", { class: "plain-name", tabindex: -1 }, name);

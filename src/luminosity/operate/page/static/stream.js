@@ -15,11 +15,16 @@ function behind(stream) {
   return stream.behind_seconds < -1 ? `${duration(-stream.behind_seconds)} ahead` : duration(Math.max(0, stream.behind_seconds));
 }
 
-const peak = (points) => points.reduce((most, [, value]) => Math.max(most, value), 0);
+/** Return the lines of the stages with the largest values of a field. */
+function linesOf(run, field, shown = (value) => value) {
+  const most = run.largest(field);
+  return largestStages(run, (index) => most[index], (index) => run.series(field, index).map(([at, value]) => [at, shown(value)]));
+}
+
 const CHARTS = [
-  { title: "Watermark lag", unit: "time from the watermark to the clock", format: duration, lines: (run) => largestStages(run, (index) => peak(run.series("lag", index)), (index) => run.series("lag", index).map(([at, value]) => [at, Math.max(0, value)])) },
-  { title: "Backlog", unit: "what waits at the source, in its own unit", format: short, lines: (run) => largestStages(run, (index) => peak(run.series("backlog", index)), (index) => run.series("backlog", index)) },
-  { title: "Latency", unit: "from a record's time to its reading, the median", format: duration, lines: (run) => largestStages(run, (index) => peak(run.series("latency", index)), (index) => run.series("latency", index).map(([at, value]) => [at, value / 1000])) },
+  { title: "Watermark lag", unit: "time from the watermark to the clock", format: duration, lines: (run) => linesOf(run, "lag", (value) => Math.max(0, value)) },
+  { title: "Backlog", unit: "what waits at the source, in its own unit", format: short, lines: (run) => linesOf(run, "backlog") },
+  { title: "Latency", unit: "from a record's time to its reading, the median", format: duration, lines: (run) => linesOf(run, "latency", (value) => value / 1000) },
 ];
 
 /** Return the section; absent for batches. */

@@ -6,16 +6,16 @@ import { traceback } from "./traceback.js";
 import { counted, duration } from "./words.js";
 
 const MOST_SHOWN = 20;
-const DOING = { element: "has worked on one element", start: "has been in start_bundle", finish: "has been in finish_bundle", setup: "has been in its setup", loading: "has waited for its model", nothing: "has not answered" };
+const DOING = { element: "worked on one element", start: "been in start_bundle", finish: "been in finish_bundle", setup: "been in its setup", loading: "waited for its model", nothing: "not answered" };
 
 const keyOf = (stall) => `${stall.step} ${stall.worker}`;
 
-/** Return the bundles that hang in the newest snapshot, the one that hangs for longest first, with their stacks. */
+/** Return the bundles that hang, or that hung when the run was ended, the one that hangs for longest first, with stacks. */
 export function stuckOf(run) {
-  if (!run.isLive) return [];
+  if (["done", "drained"].includes(run.state)) return [];
   const stacks = new Map(run.of("BundleStalled").map((event) => [keyOf(event.stall), event.traceback]));
-  const stalls = (run.last?.stages ?? []).flatMap((stage) => stage.stalls ?? []).filter((stall) => stall.is_stalled !== false);
-  return stalls.sort((a, b) => b.seconds - a.seconds).map((stall) => ({ ...stall, stack: stacks.get(keyOf(stall)) ?? "" }));
+  const stalls = (run.newest?.stages ?? []).flatMap((stage) => stage.stalls ?? []).filter((stall) => stall.is_stalled !== false);
+  return stalls.sort((a, b) => b.seconds - a.seconds).map((stall) => ({ ...stall, isOver: !run.isLive, host: stall.node && run.hostOf(stall.node), stack: stacks.get(keyOf(stall)) ?? "" }));
 }
 
 /** Return the section; absent if nothing hangs. `onStep(step)` is called for a step that the reader chooses. */
@@ -26,16 +26,17 @@ export function stuckSection({ onStep }) {
   const element = section("stuck", "Stuck", list, more);
 
   function entry(first) {
-    const age = h("strong");
+    const [age, has] = [h("strong"), h("span")];
     const where = h("p", { class: "muted" });
     const step = h("button", { type: "button", class: "link-like", title: first.step, on: { click: () => onStep(first.step) } }, first.step);
-    const body = h("div", {}, h("p", { class: "entry-title" }, step, ` ${DOING[first.doing] ?? DOING.element} for `, age), where);
+    const body = h("div", {}, h("p", { class: "entry-title" }, step, has, ` ${DOING[first.doing] ?? DOING.element} for `, age), where);
     let shown = "";
     const update = (stall) => {
-      setText(age, duration(stall.seconds));
+      setText(age, `${duration(stall.seconds)}${stall.isOver ? " when the run ended" : ""}`);
+      setText(has, stall.isOver ? " had" : " has");
       const process = stall.pid ? ` (pid ${stall.pid})` : "";
       const state = stall.state === "stopped" ? ", which is stopped" : stall.state ? ", which does not answer" : "";
-      const parts = [`worker ${stall.worker}${process}${stall.node ? ` on node ${stall.node.slice(0, 8)}` : ""}${state}`, stall.place && `at ${stall.place}`, stall.waits_for && `waits for ${stall.waits_for}`];
+      const parts = [`worker ${stall.worker}${process}${stall.host ? ` on ${stall.host}` : ""}${state}`, stall.place && `at ${stall.place}`, stall.waits_for && `waits for ${stall.waits_for}`];
       setText(where, parts.filter(Boolean).join(" · "));
       if (stall.stack === shown) return;
       shown = stall.stack;

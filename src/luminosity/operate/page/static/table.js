@@ -18,24 +18,32 @@ export function numberColumns(numbers, viewOf) {
   });
 }
 
+const ALL_UP_TO = 60; // rows that are all shown: more would be slow, and nobody reads them
+const FIRST = 25; // of more rows
+const MORE = 100;
+
 /**
  * A table. A column is {key, title, hint, isText, value(row), text(row), cell(row, td), why(row)}:
  * `value` is what it sorts by, `text` what it shows (or `cell` fills the cell), `why` tells why a value is not known.
  * `onRow(tr, row)` may set more of a row; `detail(row)` returns what opens below it, as {element, update(row)}.
+ * Of many rows, only some are drawn, and always those of which `isPinned(row)` is true.
  */
 export class Table {
   #rows = [];
   #known = new Map();
   #sort = null; // {key, isDescending}
   #open = new Set();
+  #revealed = new Set();
+  #most = FIRST;
 
-  constructor({ columns, keyOf, label, kind = null, onRow = () => {}, detail = null, sort = null }) {
-    Object.assign(this, { columns, keyOf, onRow, detail });
+  constructor({ columns, keyOf, label, kind = null, onRow = () => {}, detail = null, sort = null, isPinned = () => false }) {
+    Object.assign(this, { columns, keyOf, onRow, detail, isPinned });
     this.#sort = sort;
     this.heads = columns.map((column) => this.#head(column));
     this.body = h("tbody");
     this.table = h("table", { class: kind }, h("caption", { class: "unseen" }, label), h("thead", {}, h("tr", {}, this.heads)), this.body);
-    this.element = h("div", { class: "wide", role: "region", "aria-label": label, tabindex: 0 }, this.table);
+    this.more = h("button", { type: "button", class: "quiet more", on: { click: () => this.#showMore() } });
+    this.element = h("div", { class: "table" }, h("div", { class: "wide", role: "region", "aria-label": label, tabindex: 0 }, this.table), this.more);
     this.#showSort();
   }
 
@@ -68,11 +76,30 @@ export class Table {
   /** Show these rows. */
   update(rows) {
     this.#rows = rows;
-    const parts = this.#sorted(rows).flatMap((row) => {
+    const shown = rows.length <= Math.max(this.#most, ALL_UP_TO) ? this.#sorted(rows) : this.#sorted(rows).filter((row, place) => place < this.#most || this.#mustShow(row));
+    const hidden = rows.length - shown.length;
+    this.more.hidden = !hidden;
+    setText(this.more, `Show ${Math.min(hidden, MORE)} more of ${count(rows.length)}`);
+    const parts = shown.flatMap((row) => {
       const key = this.keyOf(row);
       return this.detail && this.#open.has(key) ? [{ key, row }, { key: `${key} detail`, row, isDetail: true }] : [{ key, row }];
     });
     keyed(this.body, this.#known, parts, (part) => part.key, (part) => (part.isDetail ? this.#detailRow(part.row) : this.#row()));
+  }
+
+  #mustShow(row) {
+    return this.#open.has(this.keyOf(row)) || this.#revealed.has(this.keyOf(row)) || this.isPinned(row);
+  }
+
+  #showMore() {
+    this.#most += MORE;
+    this.update(this.#rows);
+  }
+
+  /** Show the row with this key, also if it is one of many. */
+  reveal(key) {
+    this.#revealed.add(key);
+    this.update(this.#rows);
   }
 
   #sorted(rows) {

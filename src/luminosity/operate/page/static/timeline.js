@@ -2,10 +2,12 @@
 
 import { Chart, Cursor } from "./chart.js";
 import { h, section } from "./dom.js";
+import { nodeMarks } from "./nodes.js";
 import { bytes, money, percent, short, shortened } from "./words.js";
 
 const MOST_LINES = 5; // more can't be told apart
 const LABEL_CHARACTERS = 40;
+const MOST_MARKS = 200; // more could not be told apart
 const FAR = 4; // a limit beyond so many times the largest value would flatten the lines below it
 
 /** Return [{name, points}] of the stages with the largest `size(index)`, in the pipeline's order. */
@@ -28,11 +30,11 @@ export class ChartGroup {
   update(run) {
     const range = [0, Math.max(run.points.at(-1)?.t ?? 0, 1e-3)];
     let isShown = false;
-    for (const { chart, lines } of this.charts) {
+    for (const { chart, lines, marks = () => [] } of this.charts) {
       const series = run.points.length > 1 ? lines(run).filter((each) => each.points.length > 0) : [];
       const hasData = series.some((each) => !each.isBound);
       chart.element.hidden = !hasData;
-      if (hasData) chart.update(series, range);
+      if (hasData) chart.update(series, range, marks(run).slice(-MOST_MARKS));
       isShown ||= hasData;
     }
     return isShown;
@@ -46,17 +48,22 @@ const CHARTS = [
   {
     title: "Throughput", unit: "elements per second, of the steps with the most work", format: short,
     lines: (run) => {
-      const views = run.plan.stageIds.map((id) => run.views().get(id) ?? {});
+      const now = run.views();
+      const views = run.plan.stageIds.map((id) => now.get(id) ?? {});
       const field = views.some((view) => view.busy_seconds) ? "busy_seconds" : "elements"; // older records lack times
       return largestStages(run, (index) => views[index][field] ?? 0, (index) => run.throughput(index));
     },
   },
   {
     title: "Queues", unit: "elements in front of a step, the longest ones", format: short, whole: true,
-    lines: (run) => largestStages(run, (index) => maximum(run.series("queued", index)), (index) => run.series("queued", index)),
+    lines: (run) => {
+      const most = run.largest("queued");
+      return largestStages(run, (index) => most[index], (index) => run.series("queued", index));
+    },
   },
   {
-    title: "Workers", unit: "bundles that run, by pool, and how many could", format: short, whole: true,
+    title: "Workers", unit: "bundles that run, by pool, and how many could; ▼ a worker was lost", format: short, whole: true,
+    marks: (run) => run.of("WorkerLost").map((event) => ({ at: event.seconds, kind: "went", words: `${event.worker} ${event.reason}` })),
     lines: (run) => (run.started.pools ?? []).flatMap((pool, index) => [
       { name: `${pool.name} busy`, look: index % 6, points: run.series("busy", index) },
       { name: `${pool.name} at most`, look: index % 6, isBound: true, points: run.series("slots", index) },
@@ -72,6 +79,17 @@ const CHARTS = [
   {
     title: "Cost", unit: "so far, of workers, by pool", format: (value) => money(value, ""),
     lines: (run) => (run.started.pools ?? []).map((pool, index) => ({ name: pool.name, look: index % 6, points: run.costOf(index) })),
+  },
+  {
+    title: "Nodes", unit: "of the cluster that the run uses; ▲ one came, ▼ one went", format: short, whole: true, marks: nodeMarks,
+    lines: (run) => [{ name: "nodes", points: run.series("nodes") }],
+  },
+  {
+    title: "CPU of nodes", unit: "load of all cores, of the busiest nodes", format: percent, most: 1,
+    lines: (run) => {
+      const means = [...run.nodes.keys()].map((id) => [id, run.series("nodeCpu", id)]).filter(([, points]) => points.length).map(([id, points]) => ({ id, mean: points.reduce((sum, [, value]) => sum + value, 0) / points.length }));
+      return means.sort((a, b) => b.mean - a.mean).slice(0, MOST_LINES).map(({ id }) => ({ key: id, name: run.hostOf(id), points: run.broken("nodeCpu", id) }));
+    },
   },
   {
     title: "Devices", unit: "share of time in which they compute", format: percent, most: 1,
