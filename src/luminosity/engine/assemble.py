@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from apache_beam.internal import pickler
@@ -33,7 +34,7 @@ from luminosity.engine.elastic.elastic_pools import ElasticPools
 from luminosity.engine.fnapi.connection import WorkerServer
 from luminosity.engine.fnapi.server import FnApiServer
 from luminosity.engine.folders import RunFolders
-from luminosity.engine.loop.buffers import BufferRun, Outflow, queue_limit
+from luminosity.engine.loop.buffers import BufferRun, Outflow, Partitions, queue_limit
 from luminosity.engine.loop.failures import MAX_ATTEMPTS, Failures
 from luminosity.engine.loop.metrics import RunMetrics
 from luminosity.engine.loop.parts import RunParts
@@ -42,7 +43,7 @@ from luminosity.engine.loop.stage import StageRun
 from luminosity.engine.loop.workers import PoolRun
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan.codecs import Codecs, ElementCodec
-from luminosity.engine.plan.graph import Buffer, BufferKind, Graph
+from luminosity.engine.plan.graph import Buffer, BufferKind, Graph, Stage
 from luminosity.engine.prepare import Prepared
 from luminosity.engine.resources.pools import Assignment
 from luminosity.engine.spill.quota import Ledger
@@ -116,14 +117,16 @@ def assemble(
     pools = _pools(graph, prepared.assignments, world.clock)
     running = list(pools.values())
     data = _Data.of(graph, config, folders, running, world)
-    stages = _stages(data, prepared.assignments, pools)
-    spill_policy = SpillPolicy(data.blocks, data.state, stages)
+    stages = _stages(graph.stages, data, prepared.assignments, pools)
+    groupers = _stages(graph.groupers, data, prepared.assignments, pools)
+    spill_policy = SpillPolicy(data.blocks, data.state, [*stages, *groupers])
     late = None if config.late_elements is None else LateElements(config.late_elements)
     buffers = _buffers(data, spill_policy, late, is_durable=checkpoint is not None)
     for stage in stages:
         _add_side_inputs(stage, data, buffers, spill_policy)
     for stage in stages:
         _connect(stage, data, buffers, checkpoint)
+    _connect_groupers(groupers, data, buffers, spill_policy)
     test_streams = _test_streams(data, buffers)
     hook = None
     if checkpoint is not None:
@@ -148,9 +151,10 @@ def assemble(
     if cluster is not None:
         limit, nodes = data.blocks.ledger.limit, prepared.machine.nodes
         elastic = ElasticPools(running, stages, buffers, config, limit, nodes, cluster.usable_nodes)
-    descriptors.update({stage.id: graph.descriptor(stage, folders.url) for stage in graph.stages})
+    descriptors.update({s.id: graph.descriptor(s, folders.url) for s in (*graph.stages, *graph.groupers)})
     return RunParts(
         stages=stages,
+        groupers={buffer.id: run for buffer, run in zip(graph.split_buffers(), groupers, strict=True)},
         buffers=buffers,
         outflows=_outflows(graph, buffers),
         pools=running,
@@ -201,7 +205,9 @@ def _pools(graph: Graph, assignments: dict[str, Assignment], clock: Clock) -> di
     return pools
 
 
-def _stages(data: _Data, assignments: dict[str, Assignment], pools: dict[int, PoolRun]) -> list[StageRun]:
+def _stages(
+    plans: Sequence[Stage], data: _Data, assignments: dict[str, Assignment], pools: dict[int, PoolRun]
+) -> list[StageRun]:
     return [
         StageRun(
             stage,
@@ -213,7 +219,7 @@ def _stages(data: _Data, assignments: dict[str, Assignment], pools: dict[int, Po
             data.clock,
             has_test_stream=bool(data.graph.test_streams),
         )
-        for stage in data.graph.stages
+        for stage in plans
         for assignment in (assignments[stage.id],)
     ]
 
@@ -239,7 +245,10 @@ def _buffers(
 
 
 def _outflows(graph: Graph, buffers: dict[bytes, BufferRun]) -> dict[str, Outflow]:
-    return {s.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in s.writes) for s in graph.stages}
+    return {
+        stage.id: Outflow((write.buffer_id, buffers[write.buffer_id]) for write in stage.writes)
+        for stage in (*graph.stages, *graph.groupers)
+    }
 
 
 def _coding(data: _Data, buffer: Buffer) -> tuple[ElementCodec, ElementCodec, Windowing]:
@@ -301,6 +310,24 @@ def _connect(run: StageRun, data: _Data, buffers: dict[bytes, BufferRun], checkp
         is_impulse = kinds[read.buffer_id].kind is BufferKind.IMPULSE
         if is_impulse and (checkpoint is None or checkpoint.sends_impulse(run.plan, read)):
             run.add(read.transform_id, data.blocks.of_bytes(ENCODED_IMPULSE_VALUE, 1, MIN))
+
+
+def _connect_groupers(
+    groupers: Sequence[StageRun], data: _Data, buffers: dict[bytes, BufferRun], spill_policy: SpillPolicy
+) -> None:
+    """Let groupers take over what is split, and pass on their groups to the readers of the groupings."""
+    for plan, grouper in zip(data.graph.split_buffers(), groupers, strict=True):
+        buffer = buffers[plan.id]
+        assert buffer.grouping is not None
+        (read,), (write,) = grouper.plan.reads, grouper.plan.writes
+        buffer.grouper = grouper
+        buffer.grouping.may_split(partial(grouper.add, read.transform_id))
+        buffers[read.buffer_id] = Partitions(buffer, buffer.grouping, spill_policy, data.clock)
+        buffers[write.buffer_id] = grouped = BufferRun(None, data.queue_limit, spill_policy, data.clock)
+        grouped.writers.append(grouper)
+        grouped.readers = buffer.readers
+        grouper.feeds_queue = True
+    data.blocks.adopt_group = data.state.adopt_group
 
 
 def _test_streams(data: _Data, buffers: dict[bytes, BufferRun]) -> TestStreams | None:

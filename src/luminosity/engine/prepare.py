@@ -23,6 +23,7 @@ from luminosity.core import MODELS, READS, WRITES
 from luminosity.engine.options import EngineConfig
 from luminosity.engine.plan import support
 from luminosity.engine.plan.graph import Graph
+from luminosity.engine.plan.partitions import with_groupers
 from luminosity.engine.plan.planner import plan
 from luminosity.engine.resources.claims import Claim
 from luminosity.engine.resources.fitting import give_devices, warn_of_unused, with_chosen_hints, with_uniform_hints
@@ -183,12 +184,29 @@ def _prepare(
         else:
             assignments = claim.take({s.id: each for s, each in stages}, machine, config.when_busy, make_pools)
         warn_of_unused(machine, assignments.values())
+        graph, assignments = _with_groupers(graph, assignments, config)
     if config.checkpoint_dir is not None and graph.test_streams:
         names = ", ".join(repr(stream.name) for stream in graph.test_streams)
         raise OptionError(
             f"--checkpoint_dir: found a TestStream ({names}), expected sources that last longer than a test"
         )
     return Prepared(graph, assignments, config, machine, connection)
+
+
+def _with_groupers(
+    graph: Graph, assignments: dict[str, Assignment], config: EngineConfig
+) -> tuple[Graph, dict[str, Assignment]]:
+    """Let workers group large input, where they share this machine and nothing of the run is kept in a checkpoint."""
+    if config.ray_address is not None or config.checkpoint_dir is not None or graph.test_streams:
+        return graph, assignments
+    pools = {
+        stage_id: assignment.pool
+        for stage_id, assignment in assignments.items()
+        if not assignment.pool.device_groups and assignment.pool.python is None
+    }
+    slots = {stage_id: pool.workers * pool.slots for stage_id, pool in pools.items()}
+    graph, places = with_groupers(graph, slots)
+    return graph, assignments | {grouper: assignments[stage] for grouper, stage in places.items()}
 
 
 def _pythons(pipeline: beam_runner_api_pb2.Pipeline, config: EngineConfig) -> dict[str, PythonEnvironment]:

@@ -117,7 +117,7 @@ def test_an_element_is_cut_out_of_a_bundle_and_keys_stay_in_order(
     blocks = [
         store.of_bytes(encoded(codec_and_encode, part), len(part), 0) for part in ([b"a", b"b", b"c"], [b"d", b"e"])
     ]
-    stage = cast(Any, SimpleNamespace(codec=lambda _: codec))
+    stage = cast(Any, SimpleNamespace(codec=lambda _: codec, plan=SimpleNamespace(partitions=0)))
     whole = Bundle(stage, (Shard(["read"], is_exclusive=is_exclusive),), {"read": blocks})
     parts, alone = whole.without_element("read", 2)
     found = [b"".join(v for block in part.inputs["read"] for v in values(codec, block)) for part in parts]

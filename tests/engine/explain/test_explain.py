@@ -57,11 +57,11 @@ def with_own_side_input(p: beam.Pipeline, *, is_there: bool) -> None:
     ("build", "kind", "text"),
     [
         (with_reshuffle, ReasonKind.MOVE, "Reshuffle 'R' redistributes elements among the workers"),
-        (with_group, ReasonKind.GROUP, "GroupByKey 'G' needs all values of a key"),
+        (with_group, ReasonKind.GROUP, "GroupByKey 'G' needs all values of a key; workers group it if it is large"),
         (
             with_combine,
             ReasonKind.COMBINE,
-            "Combine 'C' combines each bundle first, then needs everything of a key",
+            "Combine 'C' combines each bundle first, then needs everything of a key; workers group it if it is large",
         ),
         (with_flatten, ReasonKind.FLATTEN, "Flatten 'F' joins 'A', 'O'"),
         (with_state, ReasonKind.STATE, "'B' keeps state per key, so its input is routed by key"),

@@ -43,7 +43,7 @@ def test_a_grouping_of_a_stream_says_its_windows_and_when_it_emits() -> None:
         "it emits them when a window ends"
     )
     (reason,) = break_between(plan, "Short", "After batch").reasons
-    assert reason.text == "GroupByKey 'Batch' needs all values of a key"
+    assert reason.text == "GroupByKey 'Batch' needs all values of a key; workers group it if it is large"
 
 
 def test_a_combine_of_a_test_stream_says_its_trigger() -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from luminosity.engine.data import grouping
 from luminosity.engine.folders import SHARED_MEMORY
+from luminosity.engine.loop import stage
 from luminosity.engine.simulated.disasters import Disaster, Weather
 from luminosity.engine.simulated.invariants import Broken
 from luminosity.engine.simulated.simulated_run import Outcome, SimulatedRun
-from luminosity.engine.workers.sdk import channel
+from luminosity.engine.workers.sdk import channel, partitions
 from tests.engine.simulated.results import told
 from tests.engine.simulated.shapes import Data, Shape, random_data, random_shape
 from tests.engine.simulated.steps import WORLD
@@ -55,7 +57,9 @@ class Scenario:
     weather: Weather = field(default_factory=Weather)
     memory_budget: int = 1 << 30
     interval_s: float = 0.2  # between checkpoints
-    inline_bytes: int = 32 << 10  # blocks of more are files
+    inline_bytes: int = 32 << 10  # blocks of more, and large groups of more, are files
+    small_bytes: int = 16 << 20  # groupings of more are split among workers
+    joined_bytes: int = 4 << 20  # partitions of less share a bundle
 
     def run(self) -> Outcome:
         """Run it in simulated time. Raises if anything is wrong, with the last messages as a note."""
@@ -71,7 +75,13 @@ class Scenario:
         WORLD.data, WORLD.chaos, WORLD.simulation = list(self.data), run.chaos, run.simulation
         WORLD.told, WORLD.finalized = 0, []
         try:
-            with _quiet(), mock.patch.object(channel, "_INLINE_BYTES", self.inline_bytes):
+            with (
+                _quiet(),
+                mock.patch.object(channel, "_INLINE_BYTES", self.inline_bytes),
+                mock.patch.object(partitions, "_INLINE_BYTES", self.inline_bytes),
+                mock.patch.object(grouping, "_SMALL_BYTES", self.small_bytes),
+                mock.patch.object(stage, "_JOINED_BYTES", self.joined_bytes),
+            ):
                 outcome = run.run(folder)
         except BaseException as error:
             add_note: Any = getattr(error, "add_note", None)  # from Python 3.11 on
@@ -159,4 +169,6 @@ def scenario(seed: int) -> Scenario:
         memory_budget=chance.choice((1 << 30, 1 << 30, 100_000, 100_000 if shape.is_stream else 1)),
         interval_s=chance.choice((0.05, 0.2, 1.0)),
         inline_bytes=chance.choice((32 << 10, 32 << 10, 40)),
+        small_bytes=chance.choice((16 << 20, 0, 0, 2000)),
+        joined_bytes=chance.choice((4 << 20, 0, 60)),
     )

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ _SMALL_BUDGET = "--memory_budget=2MB"
 
 def table_in(folder: Path, limit: int = 10**9) -> tuple[GroupTable, Ledger]:
     ledger = Ledger(str(folder / f"quota{random.random()}"), limit, writers=0)
-    return GroupTable(str(folder), ledger, min), ledger
+    return GroupTable(partial(SpillFile, str(folder)), ledger, min), ledger
 
 
 @given(st.binary(max_size=2000), st.integers(1, 50))

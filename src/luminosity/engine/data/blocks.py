@@ -110,7 +110,7 @@ class Block:
     have a reader open for the elements. Only the loop's thread changes blocks; any thread may call :meth:`data`.
     """
 
-    __slots__ = ("_content", "_start", "_store", "count", "hold", "home", "size", "weight")
+    __slots__ = ("_content", "_start", "_store", "count", "hold", "home", "partition", "size", "weight")
 
     def __init__(
         self, store: BlockStore, content: Content, start: int, size: int, count: int, hold: int, weight: int
@@ -122,6 +122,7 @@ class Block:
         self.count = count
         self.hold = hold
         self.home = ""
+        self.partition = -1  # of a grouping, in which all keys of its elements are; -1: not known
         self.weight = weight
 
     def message(self) -> bytes:
@@ -223,6 +224,8 @@ class BlockStore:
         self.kept: set[str] = set()  # paths that a checkpoint refers to, which stay until it does not
         self.sends_files = True  # whether workers see this process's files
         self.find_remote: Callable[[str], RemoteData] | None = None  # by key, on a cluster
+        # Takes over a large group that a worker has grouped, by its token. Returns what frees it.
+        self.adopt_group: Callable[[bytes], Callable[[], None]] | None = None
 
     def of_bytes(
         self,
@@ -245,6 +248,16 @@ class BlockStore:
 
     def received(self, message: bytes, hold: int, writer: int) -> Block:
         """Make the block that a worker sent. The store takes over the file, if the worker wrote one."""
+        partition, token, value_bytes, message = wire.unwrap(message)
+        block = self._received(message, hold, writer)
+        block.partition = partition
+        if token:
+            assert self.adopt_group is not None
+            block.weight += value_bytes
+            block.content.token, block.content.on_free = token, self.adopt_group(token)
+        return block
+
+    def _received(self, message: bytes, hold: int, writer: int) -> Block:
         count, content = wire.unpack(message)
         if isinstance(content, bytes):
             return self.of_bytes(content, count, hold)

@@ -6,6 +6,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from apache_beam.portability.api import beam_fn_api_pb2
@@ -240,7 +241,7 @@ class _DiskMultimap:
 
     def __init__(self, folder: str, ledger: Ledger, check_running: Callable[[], None]) -> None:
         self._check_running = check_running  # called often; raises once the run is over
-        self._table = GroupTable(folder, ledger)
+        self._table = GroupTable(partial(SpillFile, folder), ledger)
         self._most_in_table = ledger.limit // _TABLE_PART
         self._map = DiskMap(folder, f"side-input{next(_numbers)}")
 

@@ -17,6 +17,7 @@ from apache_beam.portability.api import beam_fn_api_pb2
 
 from luminosity.engine.data import wire
 from luminosity.engine.data.wire import StateKeys
+from luminosity.engine.spill import group_files
 from luminosity.engine.spill.diskmap import Cell, Cells
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk
 from luminosity.engine.spill.quota import Ledger
@@ -87,11 +88,13 @@ class StateStore:
 
     def __init__(self, folder: str, ledger: Ledger) -> None:
         self._lock = threading.Lock()
+        self._folder = folder
         self._ledger = ledger
         self._cells = Cells(folder, ledger)
         self._overlays: dict[str, _Overlay] = {}
         self._side_inputs: dict[tuple[str, str], SideInputReader] = {}
         self._groups: dict[bytes, list[Chunk]] = {}
+        self._adopted: dict[str, SpillFile] = {}  # files of groups that workers wrote, by path
         self._tokens = itertools.count()
         self._changed: set[bytes] | None = None  # with checkpoints: the cells that changed since the last one
 
@@ -130,12 +133,30 @@ class StateStore:
             file.share()
         return token
 
+    def adopt_group(self, token: bytes) -> Callable[[], None]:
+        """Serve a group whose values a worker wrote to a file. Returns what ends that, for the last block of the group.
+
+        The file is removed with the last of its groups.
+        """
+        path = group_files.path_of(token, self._folder)
+        is_new = path not in self._adopted
+        file = SpillFile(self._folder, path) if is_new else self._adopted[path].share()
+        self._adopted[path] = file
+        self._groups[token] = list(group_files.chunks_of(token, file))
+        return lambda: self.remove_group(token)
+
+    def adopted_files(self) -> set[str]:
+        """Return the files of groups that workers wrote."""
+        return set(self._adopted)
+
     def remove_group(self, token: bytes) -> None:
         """Release a group's values."""
         chunks = self._groups.pop(token)
         self._ledger.free(_in_memory(chunks))
         for file in _files(chunks):
             file.release()
+            if file.is_released:
+                self._adopted.pop(file.path, None)
 
     @property
     def memory_bytes(self) -> int:

@@ -25,16 +25,19 @@ __all__ = [
     "PASSING_PREFIXES",
     "REPORT",
     "SOURCE_PREFIX",
+    "SPLIT_SUFFIX",
     "STATE_SNAPSHOT",
     "STATE_WRITES",
     "USAGE",
     "FileSpan",
     "ObjectSpan",
     "StateKeys",
+    "in_partition",
     "key_hash",
     "mapped",
     "object_key",
     "pack_bytes",
+    "pack_group",
     "pack_object",
     "pack_snapshot",
     "pack_span",
@@ -49,10 +52,12 @@ __all__ = [
     "unpack_tokens",
     "unpack_usage",
     "unpack_writes",
+    "unwrap",
 ]
 SOURCE_PREFIX = "source"  # of the instruction ids of bundles whose first output is sent at once
 # The same, and of other bundles, in which elements are passed by at which a step fails.
 PASSING_PREFIXES = (f"{SOURCE_PREFIX}passing", "bundlepassing")
+SPLIT_SUFFIX = ".split"  # of the instruction ids of bundles whose output for groupings is split by key
 LETTERS = "luminosity:letters"  # the key of letters about elements that were passed by, in the data of a response
 BLOCK_BYTES = 1 << 20  # a block ends here: large enough to amortize its file, small enough to share work out
 STATE_SNAPSHOT = b"luminosity:state_snapshot:"  # and a shard's index: the runner's key of the cells of that shard
@@ -63,7 +68,7 @@ key_hash = zlib.crc32  # of an encoded key: a key's shard is the remainder, as i
 _HEADER = struct.Struct("<BI")  # kind, number of elements
 _USAGE = struct.Struct("<dQI")  # CPU seconds, bytes of resident memory, id of the process
 _SPAN = struct.Struct("<QQ")  # start, size
-_BYTES, _PLAIN_FILE, _PACKED_FILE, _OBJECT = range(4)
+_BYTES, _PLAIN_FILE, _PACKED_FILE, _OBJECT, _PARTITION, _GROUP = range(6)
 
 
 class FileSpan(NamedTuple):
@@ -109,6 +114,7 @@ def unpack(message: bytes) -> tuple[int, bytes | FileSpan | ObjectSpan]:
     >>> unpack(pack_object(7, ObjectSpan("w1.2", 5, 10)))
     (7, ObjectSpan(key='w1.2', first=5, size=10))
     """
+    *_, message = unwrap(message)
     kind, count = _HEADER.unpack_from(message)
     if kind == _BYTES:
         return count, message[_HEADER.size :]
@@ -116,6 +122,35 @@ def unpack(message: bytes) -> tuple[int, bytes | FileSpan | ObjectSpan]:
     if kind == _OBJECT:
         return count, ObjectSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size)
     return count, FileSpan(message[_HEADER.size + _SPAN.size :].decode(), start, size, kind == _PACKED_FILE)
+
+
+def in_partition(index: int, message: bytes) -> bytes:
+    """Return a block's message that says in which partition of a grouping its keys are."""
+    return _HEADER.pack(_PARTITION, index) + message
+
+
+def pack_group(token: bytes, value_bytes: int, message: bytes) -> bytes:
+    """Return the message of a block that is one large group, whose values are in a file of which ``token`` tells."""
+    return _HEADER.pack(_GROUP, len(token)) + value_bytes.to_bytes(8, "little") + token + message
+
+
+def unwrap(message: bytes) -> tuple[int, bytes, int, bytes]:
+    """Return the partition of a block's message, or -1; the token and the bytes of its large group; and the rest.
+
+    >>> unwrap(in_partition(3, pack_bytes(1, b"a")))[:3]
+    (3, b'', 0)
+    >>> unwrap(pack_group(b"f:1:2", 70_000, pack_bytes(1, b"a")))[:3]
+    (-1, b'f:1:2', 70000)
+    """
+    kind, number = _HEADER.unpack_from(message)
+    start = _HEADER.size
+    if kind == _PARTITION:
+        return number, b"", 0, message[start:]
+    if kind == _GROUP:
+        token_end = start + 8 + number
+        size = int.from_bytes(message[start : start + 8], "little")
+        return -1, message[start + 8 : token_end], size, message[token_end:]
+    return -1, b"", 0, message
 
 
 def read(message: bytes) -> bytes:

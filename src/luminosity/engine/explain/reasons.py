@@ -221,9 +221,11 @@ class Reasons:
             name = combine[0].rpartition("/")[0]
             title = _title("Combine", name, self._outline.step(name))
             text = f"{title} combines each bundle first, then needs everything of a key"
-            return Reason(ReasonKind.COMBINE, title, text + self._in_windows(buffer))
+            return Reason(ReasonKind.COMBINE, title, text + _by_workers(buffer) + self._in_windows(buffer))
         title = _title("GroupByKey", name, self._outline.step(name))
-        return Reason(ReasonKind.GROUP, title, f"{title} needs all values of a key" + self._in_windows(buffer))
+        return Reason(
+            ReasonKind.GROUP, title, f"{title} needs all values of a key{_by_workers(buffer)}{self._in_windows(buffer)}"
+        )
 
     def _in_windows(self, buffer: Buffer) -> str:
         """Return the windows and triggers of a grouping whose input may never end."""
@@ -300,6 +302,11 @@ class Reasons:
 
     def _wish(self, stage: Stage) -> str:
         return describe_hints(self._graph.components.environments[stage.environment_id])
+
+
+def _by_workers(buffer: Buffer) -> str:
+    """Say who groups, if it is not the runner alone."""
+    return "; workers group it if it is large" if buffer.partitions else ""
 
 
 def _title(kind: str, name: str, step: str) -> str:

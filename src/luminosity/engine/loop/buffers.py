@@ -15,7 +15,7 @@ from luminosity.engine.data.world import Clock
 from luminosity.engine.loop.spill_policy import SpillPolicy
 from luminosity.engine.loop.stage_input import StageInput
 
-__all__ = ["BufferRun", "Outflow", "PendingOutput", "queue_limit"]
+__all__ = ["BufferRun", "Outflow", "Partitions", "PendingOutput", "queue_limit"]
 
 # For each worker: the output of the bundles that run counts as queued, and a second's work of one worker may make tens
 # of MB. With less, workers stand still while the step behind them waits for input. More would delay the first results.
@@ -70,6 +70,12 @@ class BufferRun:
         self.live_side_input: LiveSideInput | None = None  # if it is unbounded
         self.stable: StableInput | None = None  # where blocks wait for a checkpoint, if they must
         self.uncommitted_bytes = 0  # output of running bundles, received or expected
+        self.grouper: StageInput | None = None  # groups the input in workers if it is large
+
+    @property
+    def is_split(self) -> bool:
+        """Whether workers group the input, so that the writers may split what they write by key."""
+        return self.grouping is not None and self.grouping.is_split
 
     @property
     def _is_exhausted(self) -> bool:
@@ -156,6 +162,8 @@ class BufferRun:
         watermark = self._input_watermark()
         if self.stable is not None:
             watermark = min(watermark, self.stable.holds.minimum)
+        if self.grouping is not None and self.grouping.is_split and self.grouper is not None:
+            return min(watermark, self.grouping.input_hold, self.grouper.output_watermark)
         if self.grouping is not None and not self._is_exhausted:
             return min(watermark, self.grouping.earliest, MAX - 1)
         if self.live is not None:
@@ -182,7 +190,7 @@ class BufferRun:
             if self.grouping.pending:
                 self.grouping.absorb()
                 self._spill_policy.check()
-            elif self._is_complete() and self._wants_more():
+            elif not self.grouping.is_split and self._is_complete() and self._wants_more():
                 block = self.grouping.next_block()
                 if block is None:
                     return True
@@ -247,6 +255,9 @@ class BufferRun:
         """Return the fraction of the written elements that has been passed to the readers."""
         if self._is_exhausted or self.grouping is None:
             return 1.0
+        if self.grouper is not None and self.grouping.is_split:
+            whole = self.grouper.elements_done + self.grouper.queued
+            return self.grouper.elements_done / whole if self.grouper.is_ready and whole else 0.0
         table = self.grouping.table
         return table.values_out / table.values_in if self._is_complete() and table.values_in else 0.0
 
@@ -288,6 +299,20 @@ class BufferRun:
                 side_input.add(block.share())
         block.release()
         self._spill_policy.check()
+
+
+class Partitions(BufferRun):
+    """The partitions of a grouping, which its grouper reads. They are complete when the grouping's input is."""
+
+    def __init__(self, grouped: BufferRun, grouping: Grouping, spill_policy: SpillPolicy, clock: Clock) -> None:
+        super().__init__(None, grouped.limit, spill_policy, clock, step=grouped.step)
+        self.writers = grouped.writers
+        self._input = grouping
+
+    def watermark(self) -> int:
+        """Return the watermark of what is still to be handed over. Until it is known whether that is all or nothing,
+        it is that of all input."""
+        return min(super().watermark(), self._input.input_hold)
 
 
 class Outflow:

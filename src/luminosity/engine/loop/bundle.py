@@ -90,6 +90,7 @@ class Attempt:
     # The versions of unbounded side inputs that the bundle reads.
     side_versions: dict[LiveSideInput, int] = field(default_factory=dict[LiveSideInput, int])
     stall: Stall | None = None  # that it takes long, and what is known about it
+    memory: int = 0  # bytes that the bundle may group in, which count as held while it runs
     given_back: int = 0  # whole elements that splits took
     given_back_size: float = 0.0  # the size of the work that splits took, if the stage is splittable
 
@@ -153,6 +154,8 @@ class Bundle:
     @property
     def pieces(self) -> int:
         """The number of elements and timers, which is the number of bundles that this one could be cut into."""
+        if self.stage.plan.partitions:
+            return 1  # a partition is grouped whole
         return self.count + sum(len(timers) for timers in self.timers.values())
 
     @property

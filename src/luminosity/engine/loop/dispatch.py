@@ -215,7 +215,7 @@ class Dispatch:
     def __init__(self, parts: RunParts, staff: Staff) -> None:
         self._parts = parts
         self._staff = staff
-        self._latest_first = parts.stages[::-1]
+        self._latest_first = parts.all_stages()[::-1]
         self._waiting_since: dict[str, float] = {}  # by the id of a stage that has input but no worker
         self._saturated: set[PoolRun] = set()  # without a free slot, as found in this round
         self._wanted_idle: set[int] = set()  # and of those in which a suspect bundle waits for an idle worker

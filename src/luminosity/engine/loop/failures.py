@@ -106,7 +106,8 @@ class Failures:
             lines.append(f"  element: {failure.element}")
         if failure.record:
             lines.append(f"  record: {failure.record}")
-        saved = [self._save(bundle, failure, None)] if self._save is not None else []
+        save = self._saver(bundle)
+        saved = [save(bundle, failure, None)] if save is not None else []
         # An error with a remedy and without a line of the user's code is ours: there is no traceback to show.
         shown = ["", _shown(failure)] if failure.location or failure.fix is None else []
         message = "\n".join([*lines, *shown, *saved])
@@ -119,7 +120,7 @@ class Failures:
         error.element = failure.element
         if cause is not None:  # with --debug
             error.__cause__ = cause.with_traceback(from_user_code(cause.__traceback__))
-        if self._save is None or bundle.pieces < 2:
+        if save is None or bundle.pieces < 2:
             raise error
         _LOGGER.warning("step %r failed%s; searching its bundle for the element to save", step, times)
         return _in_halves(bundle, Search(error, attempts))
@@ -158,9 +159,9 @@ class Failures:
             *([f"  record: {', '.join(records)}"] if records else []),
             cause,
         ]
-        if self._save is not None:
+        if (save := self._saver(bundle)) is not None:
             failure = Failure(f"the worker {describe_exit(exit_code)}", "", stage.label, element=element)
-            lines.append(self._save(bundle, failure, exit_code))
+            lines.append(save(bundle, failure, exit_code))
             fix = None  # the line says what to do
         if records:
             fix = _leave_out(records)
@@ -200,13 +201,17 @@ class Failures:
         summary = f"step {stall.step!r}: one element took longer than {limit} in each of {MAX_ATTEMPTS} attempts"
         place, element, _ = stall.details()
         text = f"{summary}{place}{element}" + (f"; record: {', '.join(records)}" if records else "")
-        if self._save is not None:
+        if (save := self._saver(bundle)) is not None:
             failure = Failure(summary, "", stall.step, element=stall.element)
-            text = f"{text}\n{self._save(bundle, failure, None)}"
+            text = f"{text}\n{save(bundle, failure, None)}"
         stack = f"The worker's stack when it was ended:\n{stall.stack}\n\n" if stall.stack else ""
         error = ElementTimeout(f"{stack}{text}", headline=summary, summary=text, fix=_TIMEOUT_FIX)
         error.traceback = stall.stack
         raise error
+
+    def _saver(self, bundle: Bundle) -> Callable[[Bundle, Failure, int | None], str] | None:
+        """Return what saves the failing element for a debugger; None without one, or if no step has failed."""
+        return None if bundle.stage.plan.partitions else self._save
 
     def element(self, bundle: Bundle, read_id: str, index: int) -> str:
         """Return one line about an element of a bundle, given its read and its place there."""

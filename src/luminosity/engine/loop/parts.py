@@ -36,7 +36,8 @@ class RunParts:
     and removes the folders.
     """
 
-    stages: list[StageRun]  # in topological order
+    stages: list[StageRun]  # those of the plan, in topological order
+    groupers: dict[bytes, StageRun]  # by the id of the grouping's buffer
     buffers: dict[bytes, BufferRun]  # by buffer id
     outflows: dict[str, Outflow]  # by stage id
     pools: list[PoolRun]
@@ -57,6 +58,14 @@ class RunParts:
     cluster: ClusterView | None  # on whose nodes the workers run
     elastic: ElasticHook | None  # decides how many workers the pools have, on a cluster
     prints: dict[str, str]  # the number of a standard stream → the socket that workers print to; empty: they inherit it
+
+    def all_stages(self) -> list[StageRun]:
+        """Return all stages in topological order: groupers come right before the first stage that reads the groups."""
+        found: dict[StageRun, None] = {}
+        for stage in self.stages:
+            found |= {self.groupers[r.buffer_id]: None for r in stage.plan.reads if r.buffer_id in self.groupers}
+            found[stage] = None
+        return list(found)
 
     @property
     def clock(self) -> Clock:

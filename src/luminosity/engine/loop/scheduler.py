@@ -75,11 +75,12 @@ class Scheduler:
         self._look_at = 0.0  # when to look at all workers again
         self._round_at = 0.0  # when the last messages were handled
         self._stop_at = float("inf")  # when running bundles are given up; without end unless the run is to stop
-        self._stages = {stage.id: stage for stage in parts.stages}
+        self._all_stages = parts.all_stages()
+        self._stages = {stage.id: stage for stage in self._all_stages}
         # The loop looks at these all the time. Most buffers and stages only pass elements on.
         self._pumped = [buffer for buffer in parts.buffers.values() if buffer.does_work]
-        self._expiring = [stage for stage in parts.stages if stage.expiry is not None or stage.gate is not None]
-        self._timed = [stage for stage in parts.stages if stage.has_processing_timers]
+        self._expiring = [stage for stage in self._all_stages if stage.expiry is not None or stage.gate is not None]
+        self._timed = [stage for stage in self._all_stages if stage.has_processing_timers]
 
     def cancel(self) -> None:
         """Ask the run to end soon. Any thread may call this; it does not wait."""
@@ -127,7 +128,7 @@ class Scheduler:
             if test_streams is not None:
                 test_streams.close()
             self._end_workers(gracefully=is_done)
-            for stage in self._parts.stages:
+            for stage in self._all_stages:
                 stage.release()
             for buffer in self._parts.buffers.values():
                 buffer.release()
@@ -170,8 +171,7 @@ class Scheduler:
             return
         now, micros = self._monotonic(), self._micros()
         if any(worker.bundles for worker in self._staff.workers.values()) or any(
-            stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now)
-            for stage in self._parts.stages
+            stage.is_ready and (stage.has_work(micros) or stage.delayed.next_due() <= now) for stage in self._all_stages
         ):
             return
         played = test_streams.play()
@@ -199,7 +199,7 @@ class Scheduler:
         wake = min(now + _IDLE_WAKE_S, self._stop_at)
         if self._parts.checkpoint is not None:
             wake = min(wake, self._parts.checkpoint.next_due())
-        for stage in self._parts.stages:
+        for stage in self._all_stages:
             wake = min(wake, stage.delayed.next_due())
         for fire in self._processing_timers():
             wake = min(wake, now + (fire - micros) / 1e6)
@@ -392,7 +392,8 @@ class Scheduler:
             else:
                 bundles = self._parts.failures.after_timeout(bundle, overdue, records)
             self._stages[bundle.stage.id].retry(bundle, bundles)
-        self._parts.folders.remove_blocks_of(worker.id, keep=self._parts.blocks.files | self._parts.blocks.kept)
+        blocks, state = self._parts.blocks, self._parts.state
+        self._parts.folders.remove_blocks_of(worker.id, keep=blocks.files | blocks.kept | state.adopted_files())
         self._parts.blocks.ledger.writer_lost(worker.writer)
         self._has_changed = True
 
@@ -410,10 +411,11 @@ class Scheduler:
         self._has_changed = False
         buffers = self._parts.buffers
         readers: dict[LiveSideInput, int] = {}  # the watermark of all input that is still to read the side input
-        for stage in self._parts.stages:
+        for stage in self._all_stages:
             if not stage.is_ready:
                 bounded = [buffers[s.buffer_id] for s in stage.plan.side_inputs if not s.is_unbounded]
-                is_complete = all(buffer.watermark() >= MAX for buffer in bounded)
+                partitions = [buffers[r.buffer_id] for r in stage.plan.reads] if stage.plan.partitions else []
+                is_complete = all(buffer.watermark() >= MAX for buffer in (*bounded, *partitions))
                 # Beam's sinks remove files that their side inputs don't name: these must not change after a restart.
                 is_saved = not (is_complete and bounded) or self._are_saved(stage)
                 stage.is_ready = is_complete and is_saved
@@ -472,7 +474,7 @@ class Scheduler:
     def _is_done(self) -> bool:
         if self._parts.checkpoint is not None and self._parts.checkpoint.has_unsaved():
             return False
-        return not self._finalizing and all(stage.is_done() for stage in self._parts.stages)
+        return not self._finalizing and all(stage.is_done() for stage in self._all_stages)
 
     # Ending workers
 

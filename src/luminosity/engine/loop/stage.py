@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ __all__ = ["StageRun"]
 _BUNDLE_BYTES = 64 << 20  # at most, since a bundle's input can't be spilled while it runs
 _LEAST_BUNDLE_BYTES = 1 << 20  # below this, a bundle costs more than its elements
 _BUNDLE_PART = 16  # a bundle takes at most 1/16 of the memory budget, so that several can run
+_JOINED_BYTES = 4 << 20  # of small partitions that are grouped together: some ten milliseconds of work
 _BUNDLE_TIMERS = 10_000  # at most in a bundle: about a second of work
 _ONE_BATCH = 4  # elements for a model: one batch takes less than one more copy of the model takes to load
 _OVERDUE_S = 0.1  # how long input of a stream waits for the worker that has the state of its keys: two bundles
@@ -122,6 +124,8 @@ class StageRun(StageInput):
         """Take input or due timers from shards that have the same worker, or from one shard alone in batch."""
         if self.is_source:
             return self._take_restriction(worker)
+        if self.plan.partitions:
+            return self._take_partition(worker)
         if not self.plan.is_stateful:
             bundle = self._bundle_of(self.shards, now, wall_micros, most_elements)
             return (bundle, worker) if bundle is not None else None
@@ -160,6 +164,24 @@ class StageRun(StageInput):
             self.shards[0].prepend(read_id, [rest])
             taken = {read_id: [block]}
         return Bundle(self, (self.shards[0],), taken), workers.get(block.home, worker)
+
+    def _take_partition(self, worker: Worker) -> tuple[Bundle, Worker] | None:
+        """Take all of the largest partition, which takes longest: small ones end together. Several may share a bundle.
+
+        Shards of a grouper are its partitions.
+        """
+        waiting = sorted((s for s in self.shards if s.is_free() and s.count), key=lambda s: s.bytes, reverse=True)
+        inputs: dict[str, list[Block]] = {}
+        members: list[Shard] = []
+        size = 0
+        for shard in waiting:
+            if members and size + shard.bytes > _JOINED_BYTES:
+                break
+            size += shard.bytes
+            members.append(shard)
+            for read_id, blocks in shard.take(self._codecs, shard.count, sys.maxsize).items():
+                inputs.setdefault(read_id, []).extend(blocks)
+        return (Bundle(self, tuple(members), inputs), worker) if members else None
 
     def _bundle_of(self, shards: list[Shard], now: float, wall_micros: int, most_elements: int | None) -> Bundle | None:
         """Take due timers of these shards if the first has some, or else input. Returns None if the first has neither.

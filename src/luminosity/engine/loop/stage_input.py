@@ -56,6 +56,7 @@ class StageInput:
         # The elements of a TestStream's event stay in one bundle, in their order, so that a test ends the same way each
         # time. Those of a key are never in two.
         self.takes_all = has_test_stream and self.is_endless and not plan.is_splittable and not plan.is_stateful
+        self.takes_all |= bool(plan.partitions)  # a partition is grouped whole
         self.size = BundleSize(self._kind(), sorts=plan.sorts_its_bundle)
         if plan.sorts_blocks:
             self.size.expect_large_elements()
@@ -75,8 +76,8 @@ class StageInput:
         self.running_holds = Holds()  # of input in bundles that run or will be retried
         self.running_timer_holds = Holds()
         self.feeds_queue = False  # whether other stages can process the output while this stage runs
-        # Whether all bounded side inputs are complete.
-        self.is_ready = all(side_input.is_unbounded for side_input in plan.side_inputs)
+        # Whether all bounded side inputs are complete, or all partitions.
+        self.is_ready = not plan.partitions and all(side_input.is_unbounded for side_input in plan.side_inputs)
         self.gate: SideGate | None = None  # where input waits for windows of unbounded side inputs
         self._upstream_watermark = MIN
         self.input_watermark = MIN
@@ -90,9 +91,11 @@ class StageInput:
     def _new_shards(self) -> list[Shard]:
         """Return one shard, or those over which keys are spread: a key's elements are never in two bundles at once."""
         reads = [read.transform_id for read in self.plan.reads]
-        if not self.plan.is_stateful:
+        if not self.plan.is_stateful and not self.plan.partitions:
             return [Shard(reads, is_exclusive=False)]
-        count = max(_LEAST_SHARDS, _SHARDS_PER_SLOT * self.pool_plan.workers * self.pool_plan.slots)
+        count = self.plan.partitions or max(
+            _LEAST_SHARDS, _SHARDS_PER_SLOT * self.pool_plan.workers * self.pool_plan.slots
+        )
         return [Shard(reads, is_exclusive=True, index=index) for index in range(count)]
 
     def _window_expiry(self, codecs: Codecs) -> WindowExpiry | None:
@@ -147,6 +150,9 @@ class StageInput:
     def _queue(self, read_id: str, block: Block, *, may_have_expired: bool = True) -> None:
         """Queue a block; if there are several shards, each element in the shard of its key."""
         now = self._monotonic()
+        if block.partition >= 0:
+            self.shards[block.partition].append(read_id, block, now)
+            return
         if len(self.shards) == 1:
             self.shards[0].append(read_id, block, now)
             return

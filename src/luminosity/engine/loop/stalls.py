@@ -182,6 +182,8 @@ class Stalls:
                 attempt = bundle.attempt
                 if attempt is None or now - attempt.started_at < self.times.ask_after:
                     continue
+                if bundle.stage.plan.partitions:
+                    continue  # it has no steps, and a large partition may take minutes
                 running.add(instruction_id)
                 watched = self._watched.get(instruction_id)
                 if watched is None:

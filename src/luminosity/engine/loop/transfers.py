@@ -31,6 +31,8 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
     stage = bundle.stage
     passing = wire.PASSING_PREFIXES if bundle.passes_by else (wire.SOURCE_PREFIX, "bundle")
     instruction_id = new_instruction_id(passing[not stage.is_source])
+    if any(parts.buffers[write.buffer_id].is_split for write in stage.plan.writes):
+        instruction_id += wire.SPLIT_SUFFIX
     stream_id = worker.occupy(bundle, instruction_id)
     attempt = bundle.attempt = Attempt(
         instruction_id,
@@ -63,6 +65,9 @@ def start(bundle: Bundle, worker: Worker, parts: RunParts, now: float) -> None:
         tokens = {shard.index: shard.state_token(worker, now) for shard in bundle.shards}
         token = request.process_bundle.cache_tokens.add(token=wire.pack_tokens(shards.total, tokens, stage.expired_ms))
         token.user_state.SetInParent()
+    if stage.plan.memory_part:
+        attempt.memory = parts.blocks.ledger.limit // stage.plan.memory_part
+        parts.blocks.ledger.hold(attempt.memory)
     worker.instruct(request)
     assert worker.connection is not None
     bundle.pin()
@@ -168,7 +173,7 @@ def commit(bundle: Bundle, attempt: Attempt, response: beam_fn_api_pb2.ProcessBu
         stage.size.was_split(has_output=bool(attempt.outputs))
     if stage.sized_work is not None:
         stage.sized_work.committed(bundle.inputs, left)
-    _end(bundle, attempt)
+    _end(bundle, attempt, parts)
     output_bytes = sum(block.size for _, block in attempt.outputs)
     for transform_id, block in attempt.outputs:
         parts.buffers[stage.written_buffers[transform_id]].deliver(block)
@@ -205,7 +210,7 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     What splits took from a source's restriction was not queued yet: the bundle has it again. Otherwise the end of a
     restriction could be read before its beginning.
     """
-    _end(bundle, attempt)
+    _end(bundle, attempt, parts)
     bundle.stage.usage.failed += 1
     attempt.drop_outputs()
     if attempt.ends or attempt.primary_roots:
@@ -216,9 +221,11 @@ def give_up(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     bundle.attempt = None
 
 
-def _end(bundle: Bundle, attempt: Attempt) -> None:
+def _end(bundle: Bundle, attempt: Attempt, parts: RunParts) -> None:
     """Give back the input and side inputs, which no worker reads any more; stop counting the output as pending."""
     bundle.unpin()
+    parts.blocks.ledger.free(attempt.memory)
+    attempt.memory = 0
     attempt.pending_output.end()
     for side_input, version in attempt.side_versions.items():
         side_input.close(version)

@@ -13,6 +13,7 @@ from luminosity.core import MODEL_VERSIONS, TEMPORARY_FOLDER
 from luminosity.events import ModelVersion
 
 __all__ = [
+    "PARTITIONS",
     "Buffer",
     "BufferKind",
     "Graph",
@@ -24,6 +25,9 @@ __all__ = [
     "Write",
     "may_never_end",
 ]
+
+
+PARTITIONS = "luminosity:partitions"  # the annotation of an output that a worker may split by key: into how many
 
 
 def may_never_end(pcollection_id: str, components: beam_runner_api_pb2.Components) -> bool:
@@ -52,6 +56,9 @@ class Buffer:
     step: str = ""  # the name of the GroupByKey (GROUP)
     is_stable: bool = False  # whether it is a Reshuffle: its readers get the same elements again after a restart
     is_patient: bool = False  # whether it waits for the next regular checkpoint, if it is stable
+    partitions: int = (
+        0  # into which workers split and group its input once it is large; 0: the runner groups it (GROUP)
+    )
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,8 @@ class Stage:
     residual_reads: dict[tuple[str, str], str] = field(repr=False)
     is_source: bool = False  # a splittable step makes an endless output of bounded input, and may wait for each element
     has_endless_input: bool = False  # whether its input, or the output of its splittable step, may never end
+    partitions: int = 0  # of a grouping: it groups each as one bundle, once the input is complete; 0: it has steps
+    memory_part: int = 0  # such a bundle groups in 1/this of the memory budget before it writes to disk
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,11 @@ class Graph:
     components: beam_runner_api_pb2.Components = field(repr=False)
     safe_coders: dict[str, str] = field(repr=False)
     test_streams: tuple[TestStream, ...] = ()
+    groupers: tuple[Stage, ...] = ()  # one for each buffer with partitions, which have bundles if its input is large
+
+    def split_buffers(self) -> list[Buffer]:
+        """Return the buffers that workers may group, in the order of their groupers."""
+        return [buffer for buffer in self.buffers.values() if buffer.partitions]
 
     def temporary_folders(self) -> list[str]:
         """Return the temporary folders of steps, to be removed if the run fails."""
@@ -179,6 +193,8 @@ class Graph:
         """Return the descriptor with which a worker runs ``stage``, using the Fn API services at ``url``."""
         ports = {read.transform_id: read.coder_id for read in stage.reads}
         ports |= {write.transform_id: write.coder_id for write in stage.writes}
+        buffers = {write.transform_id: self.buffers.get(write.buffer_id) for write in stage.writes}
+        split = {name: buffer.partitions for name, buffer in buffers.items() if buffer is not None}
         descriptor = beam_fn_api_pb2.ProcessBundleDescriptor(
             id=stage.id,
             coders=dict(self.components.coders.items()),
@@ -193,6 +209,8 @@ class Graph:
                 port = beam_fn_api_pb2.RemoteGrpcPort(coder_id=ports[transform.unique_name])
                 port.api_service_descriptor.url = url
                 descriptor.transforms[transform.unique_name].spec.payload = port.SerializeToString()
+            if partitions := split.get(transform.unique_name):
+                descriptor.transforms[transform.unique_name].annotations[PARTITIONS] = b"%d" % partitions
             for pcollection in (*transform.inputs.values(), *transform.outputs.values()):
                 descriptor.pcollections[pcollection].CopyFrom(self.components.pcollections[pcollection])
         return descriptor

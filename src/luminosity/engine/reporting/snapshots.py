@@ -119,7 +119,7 @@ class Snapshots:
             self._look_at_nodes()
             self.nodes = cluster.nodes()
         running = {
-            worker.id: tuple(dict.fromkeys(bundle.stage.id for bundle in worker.bundles.values()))
+            worker.id: tuple(dict.fromkeys(b.stage.id for b in worker.bundles.values() if b.stage.id in self._progress))
             for pool in self.parts.pools
             for worker in pool.workers.values()
         }
@@ -185,9 +185,10 @@ class Snapshots:
         workers = dict.fromkeys(running, 0)
         for pool in self.parts.pools:
             for worker in pool.workers.values():
-                for bundle in worker.bundles.values():
+                bundles = [bundle for bundle in worker.bundles.values() if bundle.stage.id in running]
+                for bundle in bundles:
                     running[bundle.stage.id].append(bundle)
-                for stage_id in {bundle.stage.id for bundle in worker.bundles.values()}:
+                for stage_id in {bundle.stage.id for bundle in bundles}:
                     workers[stage_id] += 1
         return tuple(
             self._stage_view(stage, running[stage.id], workers[stage.id], seconds, is_last)

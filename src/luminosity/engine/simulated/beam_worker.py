@@ -25,7 +25,8 @@ from luminosity.engine.simulated.simulation import TaskLocal
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES
 from luminosity.engine.workers.in_process import data_message, timers_message
 from luminosity.engine.workers.sdk.cells import AddingState, ValueState
-from luminosity.engine.workers.sdk.channel import BlockStream, RepeatedTimer, TimerStream
+from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter, RepeatedTimer, TimerStream
+from luminosity.engine.workers.sdk.group_output import GroupOutput, register
 from luminosity.engine.workers.sdk.large_elements import BlockOutput
 from luminosity.engine.workers.sdk.quick_steps import make_runner
 from luminosity.engine.workers.sdk.user_state import BatchingStateHandler, CachingHandler, estimate_size
@@ -44,12 +45,13 @@ class BundleInput(Protocol):
     elements: _Elements
     most_in_block: int  # elements of an output block
     state: CachingHandler
+    writer: BlockWriter
 
     def send(self, elements: _Elements) -> None:
         """Send output."""
         ...
 
-    def pack(self, count: int, *parts: Any) -> bytes:
+    def pack(self, count: int, *parts: Any, for_long: bool = False) -> bytes:
         """Return the message for an output block."""
         ...
 
@@ -62,6 +64,11 @@ class _Input(bundle_processor.DataInputOperation):
     """Beam's source, which lets time pass before each element: splits and deaths may come there."""
 
     def process_encoded(self, encoded_windowed_values: bytes) -> None:
+        (consumer, *_) = self.consumer
+        if isinstance(consumer, GroupOutput):
+            _here.bundle.next_element()
+            consumer.group_block(encoded_windowed_values)
+            return
         stream = create_InputStream(encoded_windowed_values)
         while stream.size() > 0:
             with self.splitting_lock:
@@ -111,9 +118,14 @@ class _Channel(data_plane.DataChannel):
         def send(data: bytes, is_last: bool) -> None:
             bundle.send(data_message(instruction_id, transform_id, data, is_last=is_last))
 
-        return _Blocks(
-            lambda count, *parts: send(bundle.pack(count, *parts), False), lambda: send(b"", True), bundle.most_in_block
-        )
+        def send_block(count: int, *parts: Any, wrap: Callable[[bytes], bytes] | None = None) -> None:
+            message = bundle.pack(count, *parts, for_long=wrap is not None)
+            send(message if wrap is None else wrap(message), False)
+
+        stream = _Blocks(send_block, lambda: send(b"", True), bundle.most_in_block)
+        stream.splits = instruction_id.endswith(wire.SPLIT_SUFFIX)
+        stream.writer = bundle.writer
+        return stream
 
     def output_timer_stream(self, instruction_id: str, transform_id: str, timer_family_id: str) -> TimerStream:
         bundle: BundleInput = _here.bundle
@@ -272,6 +284,7 @@ def as_in_workers(now: Callable[[], float]) -> Generator[None]:
         # Processors outlive a run: they must not keep its side inputs.
         (RuntimeValueProvider, "experiments", {_NO_CACHED_ARGUMENTS}),
     )
+    register()
     with contextlib.ExitStack() as stack:
         for module, name, ours in replaced:
             stack.enter_context(mock.patch.object(module, name, ours))

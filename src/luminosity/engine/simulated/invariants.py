@@ -51,7 +51,7 @@ class Invariants:
     def check(self) -> None:
         """Raise :class:`Broken` if something does not hold between two messages."""
         running = 0
-        for stage in self._parts.stages:
+        for stage in self._parts.all_stages():
             running += stage.bundles_done
             self._check_watermarks(stage)
         workers = [worker for pool in self._parts.pools for worker in pool.workers.values()]
@@ -67,7 +67,7 @@ class Invariants:
             "bytes in memory": parts.blocks.ledger.used,
             "files of blocks": sorted(parts.blocks.files - parts.blocks.kept),
             "workers": [worker.id for pool in parts.pools for worker in pool.workers.values()],
-            "holds of running bundles": [s.id for s in parts.stages if s.running_holds.minimum < MAX],
+            "holds of running bundles": [s.id for s in parts.all_stages() if s.running_holds.minimum < MAX],
             "bytes of state": parts.state.memory_bytes,
         }
         for what, found in left.items():
@@ -102,11 +102,11 @@ class Invariants:
                         raise Broken(f"{instruction_id} in {worker.id} is not the attempt of its bundle")
                     for shard in bundle.shards:
                         in_shards[id(shard)] = in_shards.get(id(shard), 0) + 1
-        for stage in self._parts.stages:
+        for stage in self._parts.all_stages():
             for shard in stage.shards:
                 if shard.running != in_shards.get(id(shard), 0):
                     raise Broken(f"a shard of {stage.plan.label!r} counts {shard.running} running bundles")
-                if stage.plan.is_stateful and shard.running > 1:
+                if shard.is_exclusive and shard.running > 1:
                     raise Broken(f"two bundles of {stage.plan.label!r} have the same keys")
                 if shard.count < 0 or shard.bytes < 0:
                     raise Broken(f"a shard of {stage.plan.label!r} has {shard.count} elements, {shard.bytes} bytes")
@@ -124,8 +124,8 @@ class Invariants:
         parts = self._parts
         progress = (
             bundles,
-            sum(stage.usage.failed for stage in parts.stages),
-            sum(stage.output_watermark for stage in parts.stages),
+            sum(stage.usage.failed for stage in parts.all_stages()),
+            sum(stage.output_watermark for stage in parts.all_stages()),
             sum(len(pool.workers) for pool in parts.pools),
         )
         if progress != self._progress:
@@ -138,7 +138,7 @@ class Invariants:
     def describe(self) -> str:
         """Return what each stage waits for, for a report."""
         lines: list[str] = []
-        for stage in self._parts.stages:
+        for stage in self._parts.all_stages():
             if not stage.is_done():
                 running = sum(shard.running for shard in stage.shards)
                 lines.append(

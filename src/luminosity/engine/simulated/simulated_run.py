@@ -73,7 +73,7 @@ class SimulatedPlan:
 
     def __post_init__(self) -> None:
         graph = self.prepared.graph
-        self.beam = BeamBundles({stage.id: graph.descriptor(stage, _URL) for stage in graph.stages})
+        self.beam = BeamBundles({stage.id: graph.descriptor(stage, _URL) for stage in (*graph.stages, *graph.groupers)})
 
     def with_config(self, config: EngineConfig, workers: int) -> Prepared:
         """Return the plan for a run: with this configuration, and so many workers in each pool."""

@@ -45,6 +45,7 @@ class _Bundle:
         self.stream_id = request.process_bundle.data_stream_id
         self.state = worker.state
         self.pack = worker.writer.message
+        self.writer = worker.writer
         self._worker = worker
         chance = worker.simulation.chance
         self.most_in_block = chance.randint(1, worker.weather.block)

@@ -174,15 +174,16 @@ class SpillFile:
     Each holder calls :meth:`release` once. One thread appends; any thread may read, share and release.
     """
 
-    def __init__(self, folder: str, restored_path: str | None = None) -> None:
-        """Make a new file in ``folder``, or take over one that a checkpoint refers to."""
+    def __init__(self, folder: str, restored_path: str | None = None, *, name: str = "") -> None:
+        """Make a new file in ``folder``, called ``name`` if that matters, or take over one that exists."""
         self._folder = folder
-        self.path = restored_path or os.path.join(folder, f"spill.{next(_numbers)}")
+        self.path = restored_path or os.path.join(folder, name or f"spill.{next(_numbers)}")
         flags = os.O_RDWR | os.O_CLOEXEC | (0 if restored_path else os.O_CREAT | os.O_EXCL)
         with explain_full_disk(folder):
             self._descriptor = os.open(self.path, flags, 0o600)
         self._end = 0
         self._references = 1
+        self._is_kept = False
         self._lock = threading.Lock()
 
     def append(self, data: bytes) -> StoredChunk:
@@ -214,6 +215,15 @@ class SpillFile:
             self._references += 1
         return self
 
+    def keep(self) -> None:
+        """Leave the file where it is after the last reference: another process takes it over."""
+        self._is_kept = True
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the last reference was dropped."""
+        return self._references == 0
+
     def release(self) -> None:
         """Drop a reference. The last one closes and removes the file."""
         with self._lock:
@@ -221,7 +231,8 @@ class SpillFile:
             is_last = self._references == 0
         if is_last:
             os.close(self._descriptor)
-            os.unlink(self.path)
+            if not self._is_kept:
+                os.unlink(self.path)
 
 
 def pieces(values: Iterable[bytes]) -> Iterator[bytes]:

@@ -70,10 +70,15 @@ class WriterQuota:
         self._word = _FIRST_WRITER + writer
         self._lock = threading.Lock()  # several bundles may run in a worker
 
-    def reserve(self, size: int) -> bool:
-        """Count ``size`` bytes as written if there is room for them. Returns whether there was."""
+    @property
+    def limit(self) -> int:
+        """The memory budget in bytes."""
+        return self._quota.limit
+
+    def reserve(self, size: int, part: float = 1.0) -> bool:
+        """Count ``size`` bytes as written if ``part`` of the budget has room for them. Returns whether it had."""
         with self._lock:
-            if self._quota.used + size > self._quota.limit:
+            if self._quota.used + size > part * self._quota.limit:
                 return False
             self._quota.words[self._word] += size
             return True

@@ -9,11 +9,11 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Protocol
 
 from luminosity.engine.spill.files import Chunk, MemoryChunk, SpillFile, StoredChunk, pieces
-from luminosity.engine.spill.quota import Ledger
 
-__all__ = ["LARGE_BYTES", "Entry", "GroupTable"]
+__all__ = ["LARGE_BYTES", "Entry", "GroupTable", "Held"]
 
 LARGE_BYTES = 64 << 10  # a larger group has its own frames, which are read only when needed
 _FRAME_BYTES = 256 << 10  # of small groups: compresses well, and a merge of many runs holds one frame of each
@@ -50,8 +50,9 @@ class SortedRun:
     The constructor writes them. The owner calls :meth:`release` once; the file lives as long as its chunks are used.
     """
 
-    def __init__(self, folder: str, entries: Iterable[Entry]) -> None:
-        self._file = SpillFile(folder)
+    def __init__(self, file: SpillFile, entries: Iterable[Entry]) -> None:
+        """Take over a reference to ``file``, and write to its end."""
+        self._file = file
         self._frames: list[StoredChunk] = []
         self.size = 0
         try:
@@ -119,6 +120,22 @@ def merge(runs: Iterable[SortedRun], combine_times: Callable[[int, int], int]) -
         yield Entry(group_id, time, sum(entry.count for entry in entries), chunks)
 
 
+class Held(Protocol):
+    """Counts the memory that a table takes, such as :class:`.Ledger`."""
+
+    def hold(self, size: int) -> None:
+        """Count bytes that the table holds from now on."""
+        ...
+
+    def free(self, size: int) -> None:
+        """Count bytes that the table holds no more."""
+        ...
+
+    def add_spilled(self, size: int) -> None:
+        """Count bytes that were written to disk."""
+        ...
+
+
 class GroupTable:
     """Collects values by group id.
 
@@ -126,8 +143,11 @@ class GroupTable:
     files until :meth:`release`.
     """
 
-    def __init__(self, folder: str, ledger: Ledger, combine_times: Callable[[int, int], int] = max) -> None:
-        self._folder = folder
+    def __init__(
+        self, new_file: Callable[[], SpillFile], ledger: Held, combine_times: Callable[[int, int], int] = max
+    ) -> None:
+        """``new_file`` returns a reference to a file, which may be another one each time."""
+        self._new_file = new_file
         self._ledger = ledger
         self._combine_times = combine_times
         self._values: dict[bytes, list[bytes]] = {}
@@ -168,7 +188,7 @@ class GroupTable:
             self.memory_bytes -= _bytes(*moved[-1])
         if moved:
             moved.sort(reverse=True)  # popped from its end, so that written groups are freed
-            run = SortedRun(self._folder, self._popped(moved))
+            run = SortedRun(self._new_file(), self._popped(moved))
             self._runs.append(run)
             self._ledger.add_spilled(run.size)
         freed = before - self.memory_bytes
@@ -186,7 +206,7 @@ class GroupTable:
         return Entry(group_id, self._times.pop(group_id, 0), len(values), chunks)
 
     def _merge_runs(self) -> None:
-        merged = SortedRun(self._folder, merge(self._runs, self._combine_times))
+        merged = SortedRun(self._new_file(), merge(self._runs, self._combine_times))
         for run in self._runs:
             run.release()
         self._runs = [merged]
@@ -218,12 +238,26 @@ class GroupTable:
             yield self._on_disk(entry) if entry.size > LARGE_BYTES else entry
         self.release()
 
+    def take_values(self) -> Iterator[tuple[bytes, int, list[bytes]]] | None:
+        """Remove all groups, and yield the id, the time and the values of each. None if some were spilled.
+
+        Quicker than :meth:`take` if groups are small. The table must not be spilled until all are taken.
+        """
+        return None if self._runs else self._popped_values()
+
+    def _popped_values(self) -> Iterator[tuple[bytes, int, list[bytes]]]:
+        times, values = self._times, self._values
+        while values:
+            group_id, group = values.popitem()
+            yield group_id, times.pop(group_id, 0) if times else 0, group
+        self.release()
+
     def _on_disk(self, entry: Entry) -> Entry:
         """Write the chunks of a large group that are in memory to disk, since there may be many small ones."""
         if sum(chunk.size for chunk in entry.chunks if isinstance(chunk, MemoryChunk)) <= LARGE_BYTES:
             return entry
         if self._overflow is None:
-            self._overflow = SpillFile(self._folder)
+            self._overflow = self._new_file()
         chunks: list[Chunk] = []
         for is_small, same in itertools.groupby(entry.chunks, key=lambda chunk: isinstance(chunk, MemoryChunk)):
             some = list(same)

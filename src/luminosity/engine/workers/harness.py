@@ -45,7 +45,7 @@ from luminosity.engine.spill.quota import WriterQuota
 from luminosity.engine.workers import printed, worker_files
 from luminosity.engine.workers.failure import Failure
 from luminosity.engine.workers.request import WorkerRequest
-from luminosity.engine.workers.sdk import beam_models
+from luminosity.engine.workers.sdk import beam_models, group_output
 from luminosity.engine.workers.sdk.bundle_report import BundleMeter, report_of
 from luminosity.engine.workers.sdk.cells import AddingState, ValueState, copy_of_callable
 from luminosity.engine.workers.sdk.channel import BlockChannel, BlockWriter, RepeatedTimer
@@ -201,6 +201,7 @@ def _change_beam(request: WorkerRequest, channel: type[BlockChannel] | None) -> 
     beam_models.keep_files_in(folder)
     if channel is None:
         quota = WriterQuota(request.quota, request.writer)
+        BatchingStateHandler.group_folder = request.spill_folder
         BlockChannel.writer = BlockWriter(request.memory_folder, request.spill_folder, quota, request.worker_id)
     data_plane.GrpcClientDataChannel = channel or BlockChannel
     sdk_worker.GrpcStateHandler = BatchingStateHandler
@@ -313,6 +314,7 @@ def call_steps_quickly() -> None:
     bundle_processor.OutputTimer = RepeatedTimer
     bundle_processor.DataInputOperation = BlockInput
     bundle_processor.DataOutputOperation = BlockOutput
+    group_output.register()
     bundle_processor.CombiningValueRuntimeState = AddingState
     bundle_processor.ReadModifyWriteRuntimeState = ValueState
     setattr(common, "DoFnRunner", make_runner)  # noqa: B010

@@ -126,7 +126,9 @@ def file_writer(folder: str, worker_id: str) -> BlockWriter:
 class _NoMemory:
     """The quota of a worker that keeps no blocks in memory."""
 
-    def reserve(self, size: int) -> bool:
+    limit = 0
+
+    def reserve(self, size: int, part: float = 1.0) -> bool:
         return False
 
     def give_back(self, size: int) -> None:

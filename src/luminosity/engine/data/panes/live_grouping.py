@@ -14,7 +14,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from luminosity.engine.data.blocks import Block, BlockStore
 from luminosity.engine.data.event_time import MAX, MIN, Holds, expiry_micros
-from luminosity.engine.data.grouping import VALUES_LENGTH, values_in_state
+from luminosity.engine.data.group_rules import VALUES_LENGTH, values_in_state
 from luminosity.engine.data.panes.pane_rows import Panes
 from luminosity.engine.data.panes.pane_values import PaneValues
 from luminosity.engine.data.panes.trigger_panes import TriggerPanes

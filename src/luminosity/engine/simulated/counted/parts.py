@@ -119,6 +119,7 @@ def counted_parts(
             runs[stage.id].add(runs[stage.id].plan.reads[0].transform_id, source)
     return RunParts(
         stages=list(runs.values()),
+        groupers={},
         buffers=buffers,
         outflows={s.id: Outflow((w.buffer_id, buffers[w.buffer_id]) for w in s.writes) for s in graph.stages},
         pools=list(pool_runs.values()),

@@ -24,12 +24,14 @@ __all__ = [
     "BlockWriter",
     "RepeatedTimer",
     "Room",
+    "Spilling",
     "TimerStream",
 ]
 
 _BLOCK_SECONDS = 0.05  # how long a slow step's first element waits for the next stage
 _INLINE_BYTES = 32 << 10  # below this, a file costs more than the bytes in the message
 LARGE_BYTES = 256 << 10  # an element that is a block of its own: a file costs less than to copy it three times
+_PART_FOR_LONG = 0.5  # of the budget: above it, blocks that stay until a grouping's input is complete go to disk
 _MOST_KNOWN = 10_000  # timers of a bundle that are known without encoding them: about 3 MB
 _PLAIN = frozenset([int, str, bytes])  # of these, equal keys have equal encodings; other types may hold 1, 1.0 or True
 
@@ -40,12 +42,30 @@ Part: TypeAlias = bytes | memoryview
 class Room(Protocol):
     """Says whether there is memory for a block, such as :class:`.WriterQuota`."""
 
-    def reserve(self, size: int) -> bool:
-        """Count ``size`` bytes as written if there is room for them. Returns whether there was."""
+    @property
+    def limit(self) -> int:
+        """The memory budget in bytes."""
+        ...
+
+    def reserve(self, size: int, part: float = 1.0) -> bool:
+        """Count ``size`` bytes as written if ``part`` of the budget has room for them. Returns whether it had."""
         ...
 
     def give_back(self, size: int) -> None:
         """Undo a reservation of ``size`` bytes that were not written."""
+        ...
+
+
+class Spilling(Protocol):
+    """What a bundle that groups needs of its worker, such as :class:`BlockWriter`."""
+
+    @property
+    def memory_budget(self) -> int:
+        """The memory budget of the run in bytes."""
+        ...
+
+    def new_file(self) -> files.SpillFile:
+        """Return a new file in the spill folder, which is removed if this process ends."""
         ...
 
 
@@ -62,14 +82,26 @@ class BlockWriter:
         self._worker_id = worker_id
         self._numbers = itertools.count(1)  # thread-safe
 
-    def message(self, count: int, *parts: Part) -> bytes:
-        """Store a block of ``count`` elements, in one part or more, and return the data message that refers to it."""
+    @property
+    def memory_budget(self) -> int:
+        """The memory budget of the run in bytes."""
+        return self._quota.limit
+
+    def new_file(self) -> files.SpillFile:
+        """Return a new file in the spill folder, which is removed if this process ends."""
+        return files.SpillFile(self._spill_folder, name=f"{self._worker_id}.{next(self._numbers)}.groups")
+
+    def message(self, count: int, *parts: Part, for_long: bool = False) -> bytes:
+        """Store a block of ``count`` elements, in one part or more, and return the data message that refers to it.
+
+        If the block will stay ``for_long``, it leaves some of the budget to blocks that move.
+        """
         size = sum(map(len, parts))
         if size < _INLINE_BYTES:
             return wire.pack_bytes(count, b"".join(parts))
         name = f"{self._worker_id}.{next(self._numbers)}"
         path = os.path.join(self._memory_folder, name)
-        if self._quota.reserve(size):
+        if self._quota.reserve(size, _PART_FOR_LONG if for_long else 1.0):
             if _write(path, parts):
                 return wire.pack_span(count, wire.FileSpan(path, 0, size))
             self._quota.give_back(size)
@@ -107,8 +139,10 @@ class BlockStream(data_plane.ClosableOutputStream):
         is_eager: bool = False,
         block_bytes: int = wire.BLOCK_BYTES,
     ) -> None:
-        """``send`` gets the number of elements of a block, and its parts."""
+        """``send`` gets the number of elements of a block, and its parts; and what wraps its message, if need be."""
         super().__init__()
+        self.splits = False  # whether the bundle's output for groupings is split by key
+        self.writer: Spilling | None = None  # for a bundle that groups more than fits into memory
         self._block_bytes = block_bytes
         self._is_eager = is_eager
         self._send = send
@@ -136,6 +170,13 @@ class BlockStream(data_plane.ClosableOutputStream):
         self.flush()
         self._is_eager = False
         self._send(1, *parts)
+
+    def add_block(self, count: int, parts: Collection[Part], wrap: Callable[[bytes], bytes] | None = None) -> None:
+        """Send a block of its own. ``wrap`` changes its message."""
+        if wrap is None:
+            self._send(count, *parts)
+        else:
+            self._send(count, *parts, wrap=wrap)
 
     def flush(self) -> None:
         """Send the block that was collected so far."""
@@ -250,11 +291,19 @@ class BlockChannel(data_plane.GrpcClientDataChannel):
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform in one bundle."""
-        return BlockStream(
-            lambda count, *parts: self.send_data(instruction_id, transform_id, self.writer.message(count, *parts)),
+
+        def send(count: int, *parts: Part, wrap: Callable[[bytes], bytes] | None = None) -> None:
+            message = self.writer.message(count, *parts, for_long=wrap is not None)
+            self.send_data(instruction_id, transform_id, message if wrap is None else wrap(message))
+
+        stream = BlockStream(
+            send,
             lambda: self.send_data(instruction_id, transform_id, is_last=True),
             is_eager=instruction_id.startswith(wire.SOURCE_PREFIX),
         )
+        stream.splits = instruction_id.endswith(wire.SPLIT_SUFFIX)
+        stream.writer = self.writer
+        return stream
 
     def send_data(self, instruction_id: str, transform_id: str, data: bytes = b"", *, is_last: bool = False) -> None:
         """Send a message about a block, or the mark of the end."""

@@ -10,6 +10,7 @@ from apache_beam.runners.worker import bundle_processor
 
 from luminosity.engine.data import wire
 from luminosity.engine.workers.sdk.channel import LARGE_BYTES
+from luminosity.engine.workers.sdk.partitions import SplitOutput
 
 __all__ = ["BlockInput", "BlockOutput"]
 
@@ -27,9 +28,26 @@ class BlockOutput(bundle_processor.DataOutputOperation):
         super().__init__(*args, **kwargs)
         self._before, coder = _split(self.windowed_coder)
         self._parts: Any = None if coder is None else coder.luminosity_parts
+        self.partitions = 0  # into which the output may be split, if it is for a grouping
+        self._split: SplitOutput | None = None  # of a bundle that does so
+
+    def set_output_stream(self, output_stream: Any) -> None:
+        """Write to this stream until the end of the bundle."""
+        super().set_output_stream(output_stream)
+        self._split = SplitOutput.of(self.windowed_coder, output_stream, self.partitions)
+
+    def finish(self) -> None:
+        """Send what is left of the bundle's output."""
+        if self._split is not None:
+            self._split.flush()
+            self._split = None
+        super().finish()
 
     def process(self, windowed_value: Any) -> None:
         """Encode an element onto the stream."""
+        if self._split is not None:
+            self._split.add(windowed_value)
+            return
         if self._parts is None:
             self.windowed_coder_impl.encode_to_stream(windowed_value, self.output_stream, True)
             self.output_stream.maybe_flush()
@@ -54,10 +72,16 @@ class BlockInput(bundle_processor.DataInputOperation):
         self._before: Any
         self._coder: Any
         self._before, self._coder = _split(self.windowed_coder)
+        # What groups whole blocks, in a bundle that has no steps.
+        self._group: Any = getattr(next(iter(self.consumer), None), "group_block", None)
 
     def process_encoded(self, encoded_windowed_values: bytes) -> None:
         """Process the elements of a message's block."""
         channel: Any = self.get_data_channel()
+        if self._group is not None:
+            bundle: Any = self.execution_context
+            self._group(channel.read(bundle.instruction_id, encoded_windowed_values))
+            return
         coder = self._coder
         span = _large_element(encoded_windowed_values)
         if coder is None or span is None:

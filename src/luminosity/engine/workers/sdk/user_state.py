@@ -22,6 +22,8 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.worker import sdk_worker, statecache
 
 from luminosity.engine.data import wire
+from luminosity.engine.spill import group_files
+from luminosity.engine.spill.files import SpillFile
 from luminosity.engine.workers.sdk.stream_cache import StreamCache
 
 __all__ = ["BatchingStateHandler", "CachingHandler", "estimate_size"]
@@ -29,6 +31,7 @@ __all__ = ["BatchingStateHandler", "CachingHandler", "estimate_size"]
 _CacheToken = beam_fn_api_pb2.ProcessBundleRequest.CacheToken
 
 _BATCH_BYTES = 1 << 20  # writes are sent from here on: large enough to amortize a message, small beside the cache
+_PAGE_BYTES = 2 << 20  # of a large group: few reads, and small beside a worker's memory
 _ENTRY_BYTES = 400  # what Python needs for an entry of the cache besides its value: key, token, order
 _SNAPSHOTS = 64  # at most: a worker with one slot usually has four shards of each stateful stage, or all of a stream's
 _SNAPSHOT_BYTES = 16 << 20  # of all snapshots: those of a stage's shards have at most a megabyte each
@@ -182,6 +185,8 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
     use the handler, each for its own bundle.
     """
 
+    group_folder = ""  # where workers of this machine put large groups; set before the first bundle
+
     def __init__(self, state_stub: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._unused_s = math.inf  # after which a snapshot is forgotten
@@ -248,7 +253,24 @@ class BatchingStateHandler(sdk_worker.GrpcStateHandler):
                 if content is not None:
                     return content, None
                 snapshot.miss()
+        elif self.group_folder and group_files.is_stored(state_key.runner.key):
+            return self._stored_page(state_key.runner.key, int(continuation_token or 0))
         return super().get_raw(state_key, continuation_token)
+
+    def _stored_page(self, token: bytes, first: int) -> tuple[bytes, bytes | None]:
+        """Return some values of a large group, from a chunk on, out of a file of this machine."""
+        file = SpillFile(self.group_folder, group_files.path_of(token, self.group_folder))
+        file.keep()  # the runner removes it
+        try:
+            chunks = group_files.chunks_of(token, file)
+            size, end = 0, first
+            while end < len(chunks) and size < _PAGE_BYTES:
+                size += chunks[end].size
+                end += 1
+            page = b"".join(chunk.read() for chunk in chunks[first:end])
+        finally:
+            file.release()
+        return page, b"%d" % end if end < len(chunks) else None
 
     def append_raw(self, state_key: beam_fn_api_pb2.StateKey | None, data: bytes) -> Any:
         """Append to a cell. Returns a future, which is done at once for a bag."""
