@@ -37,9 +37,9 @@ pytestmark = pytest.mark.skipif(IS_REFERENCE, reason="tests what only the engine
 class _Worker(SimpleNamespace):
     """A worker that answers when the test says so."""
 
-    def __init__(self, *, is_source: bool = False) -> None:
+    def __init__(self, *, is_source: bool = False, partitions: int = 0) -> None:
         super().__init__(id="w1", process=None, overdue=None, is_killed=False, asked=[])
-        stage = SimpleNamespace(id="s1", is_source=is_source, plan=SimpleNamespace(label="Work"))
+        stage = SimpleNamespace(id="s1", is_source=is_source, plan=SimpleNamespace(label="Work", partitions=partitions))
         self.attempt = SimpleNamespace(
             instruction_id="b1", worker=self, started_at=0.0, outputs=[], ends={}, response=None, stall=None
         )
@@ -55,8 +55,8 @@ class _Worker(SimpleNamespace):
 class _Run:
     """Looks at one bundle each second."""
 
-    def __init__(self, *, element_timeout: float | None = None, is_source: bool = False) -> None:
-        self.worker = _Worker(is_source=is_source)
+    def __init__(self, *, element_timeout: float | None = None, is_source: bool = False, partitions: int = 0) -> None:
+        self.worker = _Worker(is_source=is_source, partitions=partitions)
         self.told: list[Stall] = []
         self.stalls = Stalls(lambda _, stall: self.told.append(stall), lambda *_: "", element_timeout, StallTimes())
         self.now = 0.0
@@ -143,6 +143,15 @@ def test_a_source_of_a_stream_may_wait_for_an_hour_unless_its_worker_is_frozen()
     run.look(120, None)
     assert run.told[0].doing == "nothing"
     assert run.told[0].state == "does not answer"
+
+
+def test_a_partition_may_be_grouped_for_an_hour_unless_its_worker_is_frozen() -> None:
+    run = _Run(element_timeout=10.0, partitions=32)
+    run.look(3600, lambda now: BundleReport("process", "Group", seconds=now))
+    assert not run.told
+    run.look(120, None)
+    assert run.told[0].doing == "nothing"
+    assert not run.worker.is_killed, "no element is late"
 
 
 def test_an_element_beyond_its_timeout_ends_the_worker_also_if_it_does_not_answer() -> None:

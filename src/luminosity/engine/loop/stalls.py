@@ -182,8 +182,6 @@ class Stalls:
                 attempt = bundle.attempt
                 if attempt is None or now - attempt.started_at < self.times.ask_after:
                     continue
-                if bundle.stage.plan.partitions:
-                    continue  # it has no steps, and a large partition may take minutes
                 running.add(instruction_id)
                 watched = self._watched.get(instruction_id)
                 if watched is None:
@@ -201,7 +199,9 @@ class Stalls:
             if watched is not None and watched.question == response.instruction_id:
                 data = response.process_bundle_progress.monitoring_data.get(wire.REPORT)
                 watched.question = ""
-                watched.quiet.heard(None if data is None else BundleReport.from_json(data), now)
+                report = None if data is None else BundleReport.from_json(data)
+                # A partition may take minutes to be grouped, in no step: that its worker answers is a sign of life.
+                watched.quiet.heard(BundleReport("ended") if watched.bundle.stage.plan.partitions else report, now)
                 return True
         return False
 
@@ -244,6 +244,8 @@ class Stalls:
     def _is_overdue(self, bundle: Bundle, doing: Doing, seconds: float) -> bool:
         if self.element_timeout is None or seconds < self.element_timeout or doing in ("setup", "loading"):
             return False
+        if bundle.stage.plan.partitions:
+            return False  # no element of the user's is late
         return not bundle.stage.is_source or doing == "nothing"
 
     def _ask(self, watched: _Watched, now: float) -> None:
