@@ -171,14 +171,14 @@ def test_a_failed_report_leaves_the_old_one_and_no_history(
     assert capsys.readouterr().err == "lum drift: interrupted\n"
 
 
-@pytest.mark.parametrize(("option", "file"), [("--report", "d.html"), ("--history", "d.sqlite")])
+@pytest.mark.parametrize(("option", "file", "code"), [("--report", "d.html", 2), ("--history", "d.sqlite", 1)])
 def test_a_folder_that_can_not_be_written_is_an_error_before_the_work(
-    option: str, file: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: str, file: str, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "locked").mkdir()
     allowed = os.access  # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and allowed(path, mode))
-    assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == 2
+    assert main(["drift", "gone.npy", "new.npy", f"{option}=locked/{file}"]) == code
     assert f"locked/{file}: can't " in capsys.readouterr().err
 
 
@@ -224,9 +224,7 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["gone.parquet", "new.parquet"], "no table file matches gone.parquet"),
         (["gone*.npy", "new.npy"], "no file matches gone*.npy"),
-        (["old.npy", "new.npy", "--column=v"], "--column is for tables"),
         (["old.parquet", "new.parquet", "--column=w"], "can't read the column 'w': "),
-        (["old.parquet", "new.parquet", "--column=v,id,v"], "--column=v,id,v: found 'v' twice"),
         (
             ["old.parquet", "new.parquet", "--column=text"],
             "column 'text' holds string, expected vectors or numbers; use one of id, v",
@@ -235,21 +233,11 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
             ["old.parquet", "tags.parquet", "--column=v"],
             "tags.parquet: column 'v' holds list<element: string>, expected",
         ),
-        (
-            ["plain.parquet", "new.parquet"],
-            "plain.parquet has no column of vectors, expected one; its columns are a; use --column to name the column",
-        ),
         (["old.npy", "narrow.npy"], "rows of 8 numbers, the current sample of 3"),
         (
             ["old.npy", "new.npy", "--components=9"],
             "found 9 components to compare, expected at most 8: the rows have 8 numbers; lower --components",
         ),
-        (
-            ["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"],
-            "found a bandwidth with the kernel linear, which has none; remove the bandwidth",
-        ),
-        (["old.npy", "new.npy", "--permutations=10"], "found 10 permutations, expected at least 19"),
-        (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
         (["old.npy", "new.npy", "--history=old.npy"], "old.npy: can't be used as a history"),
         (["old.npy", "one.npy"], "one.npy has one row to compare; expected at least 2"),
         (["old.npy", "words.npy"], "words.npy: holds <U1, expected real numbers"),
@@ -263,17 +251,12 @@ def test_rows_draws_random_rows(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["old.npy", "arrays.npy"], "arrays.npy is a folder, expected a NumPy file"),
         (["arrays.npy/in", "new.npy"], "use a quoted pattern: 'arrays.npy/in/*.npy'"),
-        (
-            ["", "new.npy"],
-            "REFERENCE is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set",
-        ),
         (["none.csv", "new.npy"], "none.csv is empty, expected a header; check what wrote it"),
         (["torn.parquet", "new.npy"], "torn.parquet: can't be read as parquet: it is damaged, incomplete"),
         (["notes.txt", "new.npy"], "optionally followed by .gz, .bz2, .zst, .lz4; or in .npy for NumPy arrays"),
         (["ab-*.csv", "new.npy", "--column=a"], "./ab-1.csv, line 2: found 'x' in column 'a', expected"),
         (["ab-*.jsonl", "new.npy", "--column=a"], "those of ./ab-0.jsonl; the line is"),
         (["hollow.parquet", "hollow.parquet"], "hollow.parquet has rows without numbers"),
-        (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
         (["old.npy", "nan.npy"], "nan.npy: found NaN or infinity in row 7 (counted from 0)"),
         (["old.parquet", "null.parquet"], "null.parquet: found null in row 5 (counted from 0) of v"),
         (["old.parquet", "inner.parquet"], "inner.parquet: found NaN or infinity in row 1 (counted from 0) of v"),
@@ -305,7 +288,6 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     Path("torn.parquet").write_bytes(bytes(len(whole) // 2) + whole[len(whole) // 2 :])
     pq.write_table(pa.table({"v": [["a", "b"]] * 3}), "tags.parquet")
     pq.write_table(pa.table({"v": pa.array([[], []], pa.list_(pa.float32()))}), "hollow.parquet")
-    pq.write_table(pa.table({"a": [1.0, 2.0]}), "plain.parquet")
     vectors = _NEW.tolist()
     pq.write_table(pa.table({"v": [*vectors[:5], None, *vectors[5:]]}), "null.parquet")
     pq.write_table(pa.table({"v": [vectors[0], [None, *vectors[1][1:]]]}), "inner.parquet")
@@ -318,6 +300,38 @@ def test_errors_say_what_is_wrong_and_exit_with_1(
     assert not re.search(
         r"\b(columns|schema|format|null_values|allow_pickle)=", captured.err
     )  # spellings for Python, not for the command
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["old.npy", "new.npy", "--column=v"], "--column is for tables"),
+        (["old.parquet", "new.parquet", "--column=v,id,v"], "--column=v,id,v: found 'v' twice"),
+        (
+            ["plain.parquet", "new.parquet"],
+            "plain.parquet has no column of vectors, expected one; its columns are a; use --column to name the column",
+        ),
+        (
+            ["old.npy", "new.npy", "--bandwidth=1", "--kernel=linear"],
+            "found a bandwidth with the kernel linear, which has none; remove the bandwidth",
+        ),
+        (["old.npy", "new.npy", "--permutations=10"], "found 10 permutations, expected at least 19"),
+        (["old.npy", "new.npy", "--report=no/drift.html"], "--report=no/drift.html: expected the name of a file"),
+        (
+            ["", "new.npy"],
+            "REFERENCE is empty, expected a file, a folder or a pattern; perhaps a shell variable is not set",
+        ),
+        (["old.parquet", "new.parquet", "--column=,"], "--column=,: expected the name of a column"),
+    ],
+)
+def test_wrong_options_exit_with_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"a": [1.0, 2.0]}), "plain.parquet")
+    assert main(["drift", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("lum drift: ")
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
     assert captured.out == ""
 
 

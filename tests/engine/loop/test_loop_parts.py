@@ -322,7 +322,7 @@ def test_a_bundle_with_output_of_unknown_size_stops_long_before_the_queue_is_ful
 def test_a_loop_that_was_stopped_beyond_its_deadline_does_not_take_a_buffer_for_done() -> None:
     """A TestStream plays its next event when no buffer has work."""
     pending = [b"first", b"second"]
-    grouping = SimpleNamespace(pending=pending, absorb=pending.pop, is_exhausted=False)
+    grouping = SimpleNamespace(pending=pending, absorb=pending.pop, is_exhausted=False, is_split=False)
     grouping.next_block = lambda: setattr(grouping, "is_exhausted", True)
     buffer = BufferRun(
         cast(Grouping, grouping), 64, cast(SpillPolicy, SimpleNamespace(check=lambda: None)), WallClock()
@@ -445,7 +445,9 @@ def test_a_traceback_without_the_users_code_is_left_out_if_the_error_has_a_remed
     fix: Fix | None, location: str, is_shown: bool
 ) -> None:
     failure = Failure("TableError: a null", "Traceback: frames", "Enrich", location, "row 4", fix=fix, may_pass=False)
-    bundle: Any = SimpleNamespace(failures=0, search=None, pieces=1)
+    bundle: Any = SimpleNamespace(
+        failures=0, search=None, pieces=1, stage=SimpleNamespace(plan=SimpleNamespace(partitions=0))
+    )
     codecs: Any = None
     with pytest.raises(StepFailed) as caught:
         Failures(codecs).after_exception(bundle, failure, None)
@@ -490,6 +492,7 @@ def test_bundles_start_while_messages_wait(
         world=THIS_MACHINE,
         clock=THIS_MACHINE.clock,
         stages=[],
+        all_stages=list,
         buffers={},
         pools=[],
         failures=SimpleNamespace(element=None),

@@ -117,6 +117,7 @@ def _running(
     )
     bundle = SimpleNamespace(stage=stage, inputs={"read": [SimpleNamespace(count=count)]}, count=count, attempt=attempt)
     worker.bundles["b"] = cast(Bundle, bundle)
+    pool.with_bundles[0] = worker
     return pool, attempt, asked
 
 

@@ -137,7 +137,7 @@ class Source:
 
 def written(values: list[Any], windowed: Any, folder: Path, *, has_room: bool = True) -> list[bytes]:
     """Return the messages of these elements, written by the sink of a worker."""
-    quota: Any = SimpleNamespace(reserve=lambda _: has_room, give_back=lambda _: None)
+    quota: Any = SimpleNamespace(reserve=lambda *_: has_room, give_back=lambda _: None)
     writer = BlockWriter(str(folder), str(folder), quota, "w")
     messages: list[bytes] = []
     sink = Sink(windowed)

@@ -197,7 +197,7 @@ def test_texts_that_are_no_answer(returns: Any, text: str, message: str) -> None
         (list, r"say of what: list\[str\]"),
         (bytes, "use str"),
         (typing.Any, "name the type"),
-        ("good|bad", "name a type, not a value: str"),
+        ("good|bad", r"name the allowed texts: Literal\['good', 'bad'\]"),
         (["good", "bad"], r"name the allowed texts: Literal\['good', 'bad'\]"),
         (Literal[()], "found a Literal without values for the answer"),
         (Literal[1, "a"], "found a Literal of int, str for the answer, expected values of one type"),

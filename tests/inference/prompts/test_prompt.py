@@ -435,7 +435,7 @@ class TestMistakes:
             asked(Prompt(Numbers(), "{text}"), {"text": "a"})
         with pytest.raises(TypeError, match="found the class Numbers, expected an instance"):
             Prompt(Numbers, "{text}")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match=r"expected HttpModelHandler.chat without one"):
+        with pytest.raises(InvalidType, match=r"found HttpModelHandler, whose predictions are list"):
             Prompt(HttpModelHandler.embeddings("http://localhost:9", "small"), "{text}", returns=Mood)
 
     def test_a_missing_key_is_told_before_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:

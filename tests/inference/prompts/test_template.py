@@ -89,7 +89,7 @@ def test_nulls_and_bytes() -> None:
         ("no column", r"found no column in the template, .* \"Classify: \{text\}\""),
         ('{"a": {text}}', "found a single '{' in the template, near .*; write {{ and }}"),
         ("{text} }", "found a single '}' in the template"),
-        ("{} {text}", "found a single '{'"),
+        ("{} {text}", r"found \{\} in the template, expected the name of a column in it"),
         ([], "found no column"),
         ([{"role": "user"}], r"found the message \{'role': 'user'\}, expected one such as"),
         ([{"role": "usr", "content": "{a}"}], "found a message with the role 'usr', .* did you mean 'user'"),

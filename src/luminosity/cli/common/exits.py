@@ -68,10 +68,11 @@ _CANCEL_TIMEOUT_S = 15.0  # workers end within a few seconds; after this, the pr
 def fail_of(command: str, error: LuminosityError) -> int:
     """Print an error like :func:`fail`, and return the exit code: ``WRONG_USE`` if options or their values are wrong.
 
-    The columns, tests and files that options name belong to them; what the rows hold does not.
+    The columns, tests and files that options name belong to them; what the rows hold and a server that is
+    away do not.
     """
     is_wrong = isinstance(error, OptionError | InvalidArgument | InvalidType | ModelUnavailable)
-    return fail(command, error, WRONG_USE if is_wrong else FAILED)
+    return fail(command, error, WRONG_USE if is_wrong and not error.may_pass else FAILED)
 
 
 def fail(command: str, error: LuminosityError | str, status: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import math
 import os
 import re
@@ -80,6 +79,8 @@ class MlflowRun:
         """
         if self._experiment is None:
             return exit_code
+        import importlib.metadata  # not for --help: it takes a while
+
         mlflow = require("mlflow", "mlflow")
         numbers = _named({each: float(value) for each, value in metrics.items() if _is_number(value)})
         known = _named({each: mask_text(str(value)) for each, value in settings.items() if value not in (None, "")})
