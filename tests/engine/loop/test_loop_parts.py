@@ -493,6 +493,7 @@ def test_bundles_start_while_messages_wait(
         clock=THIS_MACHINE.clock,
         stages=[],
         all_stages=list,
+        elastic=None,
         buffers={},
         pools=[],
         failures=SimpleNamespace(element=None),
