@@ -139,7 +139,7 @@ def test_common_encoders_are_read_without_transformers(save: Change, tmp_path: P
 def pairs() -> list[tuple[Any, Any]]:
     """Return handlers that read the tokenizer without transformers, and the same with it."""
     found: list[tuple[Any, Any]] = []
-    for handler in (SentenceEmbedder, Summarizer, TextClassifier, TokenClassifier):
+    for handler in (SentenceEmbedder, TextClassifier, TokenClassifier):
         plain, usual = handler(MINILM, max_length=16), handler(MINILM, max_length=16)
         usual.reads_tokenizer_json = False
         assert isinstance(plain.tokenizer.whole, PlainTokenizer)
