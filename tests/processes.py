@@ -65,9 +65,9 @@ def files_of_luminosity(*folders: str | Path) -> set[str]:
     return {str(path) for path in found if path.name != of_all_runs and not _is_of_a_stranger(path)}
 
 
-def files_of_runs() -> set[str]:
+def files_of_runs(*folders: str | Path) -> set[str]:
     """Those of runs of this process. Without a cluster, the folders of nodes belong to tests beside this one."""
-    return {each for each in files_of_luminosity() if IS_CLUSTER or len(os.path.basename(each).split("-")) < 4}
+    return {each for each in files_of_luminosity(*folders) if IS_CLUSTER or len(os.path.basename(each).split("-")) < 4}
 
 
 def files_of(pid: int) -> set[str]:

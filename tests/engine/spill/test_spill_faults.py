@@ -17,7 +17,7 @@ import pytest
 
 from luminosity.errors import SpillFailed
 from tests.marks import note, wait_for_file
-from tests.processes import MOST_KILLS, files_of_luminosity, kill_workers_of, wait_for
+from tests.processes import MOST_KILLS, files_of_runs, kill_workers_of, wait_for
 from tests.runners import IS_REFERENCE, collect_all, new_pipeline, run
 
 pytestmark = [
@@ -110,7 +110,7 @@ def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: P
     script, spill, temporary = tmp_path / "script.py", tmp_path / "spill", tmp_path / "tmp"
     temporary.mkdir()
     script.write_text(textwrap.dedent(_SPILLING_RUN))
-    shared_memory = files_of_luminosity("/dev/shm")
+    shared_memory = files_of_runs("/dev/shm")
     process = subprocess.Popen(
         [sys.executable, str(script), str(spill)], env={**os.environ, "TMPDIR": str(temporary)}, start_new_session=True
     )
@@ -129,4 +129,4 @@ def test_a_runner_that_is_killed_leaves_nothing_on_the_disk_for_long(tmp_path: P
     assert list(spill.iterdir()) != []
     run(lambda p: p | beam.Create([1]), f"--spill_dir={spill}")
     assert list(spill.iterdir()) == []
-    assert files_of_luminosity("/dev/shm") - shared_memory == set()
+    assert files_of_runs("/dev/shm") - shared_memory == set()
