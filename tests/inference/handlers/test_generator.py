@@ -60,6 +60,19 @@ def test_a_batch_says_what_each_prompt_alone_does(path: str) -> None:
     assert handler.cost(handler.prepare(["one two"])).tolist() == [4 + 8]
 
 
+def test_a_prompt_that_fills_what_the_model_takes_is_told_once(
+    path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("luminosity.inference.handlers.text.generator._WARNED", set[str]())
+    handler = TextGenerator(path, device="CPU", max_length=8, max_new_tokens=3)
+    handler.prepare(["one two", "three"])
+    assert "loses its beginning" not in caplog.text
+    for _ in range(2):
+        handler.prepare(["one two", "word " * 50, [{"role": "user", "content": "word " * 50}]])
+    assert caplog.text.count("found 2 prompt(s) in one batch that fill all 8 tokens") == 1
+    assert caplog.text.count("loses its beginning") == 1
+
+
 def test_texts_that_need_more_tokens_are_counted(path: str) -> None:
     handler = TextGenerator(path, device="CPU", max_new_tokens=3, generation_args={"do_sample": False})
     model = handler.load_model()

@@ -115,18 +115,18 @@ class Stage:
     environment_id: str
     reads: tuple[Read, ...]
     writes: tuple[Write, ...]
-    side_inputs: tuple[SideInput, ...]
-    timers: tuple[TimerFamily, ...]
-    is_stateful: bool
-    is_splittable: bool
-    is_unbounded: bool  # a splittable step without end
-    can_cut_elements: bool  # whether a splittable step may be split within an element
-    is_sink: bool  # writes a file per bundle
-    sorts_its_bundle: bool  # works better on long bundles
-    sorts_blocks: bool  # its elements are blocks of rows
-    transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(repr=False)
+    side_inputs: tuple[SideInput, ...] = ()
+    timers: tuple[TimerFamily, ...] = ()
+    is_stateful: bool = False
+    is_splittable: bool = False
+    is_unbounded: bool = False  # a splittable step without end
+    can_cut_elements: bool = False  # whether a splittable step may be split within an element
+    is_sink: bool = False  # writes a file per bundle
+    sorts_its_bundle: bool = False  # works better on long bundles
+    sorts_blocks: bool = False  # its elements are blocks of rows
+    transforms: tuple[beam_runner_api_pb2.PTransform, ...] = field(default=(), repr=False)
     # (transform, input tag) of a residual → the read whose element it continues
-    residual_reads: dict[tuple[str, str], str] = field(repr=False)
+    residual_reads: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str], repr=False)
     is_source: bool = False  # a splittable step makes an endless output of bounded input, and may wait for each element
     has_endless_input: bool = False  # whether its input, or the output of its splittable step, may never end
     partitions: int = 0  # of a grouping: it groups each as one bundle, once the input is complete; 0: it has steps

@@ -1,4 +1,4 @@
-"""Which groupings workers take over once their input is large, and the stages that do it.
+"""Plans which groupings workers take over once their input is large, and the stages that do it.
 
 The input of such a grouping is split by the hash of the key. Each partition is grouped by one bundle of a stage of its
 own, the grouper, so that all cores group, and the runner decodes nothing.
@@ -89,17 +89,7 @@ def _grouper(number: str, buffer: Buffer, partitions: int, beside: Stage, slots:
         environment_id=beside.environment_id,
         reads=(Read(read, partition_id(buffer), buffer.coder_id),),
         writes=(Write(write, grouped_id(buffer), buffer.output_coder_id),),
-        side_inputs=(),
-        timers=(),
-        is_stateful=False,
-        is_splittable=False,
-        is_unbounded=False,
-        can_cut_elements=False,
-        is_sink=False,
-        sorts_its_bundle=False,
-        sorts_blocks=False,
         transforms=transforms,
-        residual_reads={},
         partitions=partitions,
         memory_part=_MEMORY_PART * slots,
     )

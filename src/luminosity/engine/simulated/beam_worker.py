@@ -23,7 +23,7 @@ from luminosity.engine.data import wire
 from luminosity.engine.simulated.lean_beam import FUTURES, NO_SHORT_IDS, Processor, Sampler, dofn_specs
 from luminosity.engine.simulated.simulation import TaskLocal
 from luminosity.engine.workers.harness import RUNNER_CAPABILITIES
-from luminosity.engine.workers.in_process import data_message, timers_message
+from luminosity.engine.workers.in_process import data_message, input_of, timers_message
 from luminosity.engine.workers.sdk.cells import AddingState, ValueState
 from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter, RepeatedTimer, TimerStream
 from luminosity.engine.workers.sdk.group_output import GroupOutput, register
@@ -103,14 +103,10 @@ class _Channel(data_plane.DataChannel):
         abort_callback: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
         bundle: BundleInput = _here.bundle
-        for block in bundle.elements.data:
-            if block.data:
-                data = wire.read(block.data)
-                yield _Elements.Data(instruction_id=instruction_id, transform_id=block.transform_id, data=data)
-        for timers in bundle.elements.timers:
-            if timers.timers:
+        for each in input_of(bundle.elements, instruction_id):
+            if isinstance(each, _Elements.Timers):
                 bundle.next_element()
-                yield timers
+            yield each
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         bundle: BundleInput = _here.bundle

@@ -31,12 +31,23 @@ from luminosity.engine.workers.sdk.channel import BlockStream, BlockWriter
 from luminosity.engine.workers.sdk.passing import measure_with_letters
 from luminosity.errors import RunCancelled
 
-__all__ = ["DebugWorkers", "InProcessWorker", "data_message", "timers_message"]
+__all__ = ["DebugWorkers", "InProcessWorker", "data_message", "input_of", "timers_message"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _Elements = beam_fn_api_pb2.Elements
 _STOCK_SAMPLER = statesampler.StateSampler
+
+
+def input_of(elements: _Elements, instruction_id: str) -> Iterator[_Elements.Data | _Elements.Timers]:
+    """Yield the blocks and timers of a bundle's input as Beam's worker takes them."""
+    for block in elements.data:
+        if block.data:
+            data = wire.read(block.data)
+            yield _Elements.Data(instruction_id=instruction_id, transform_id=block.transform_id, data=data)
+    for timers in elements.timers:
+        if timers.timers:
+            yield timers
 
 
 class DirectChannel(data_plane.DataChannel):
@@ -54,13 +65,7 @@ class DirectChannel(data_plane.DataChannel):
         abort_callback: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
         """Yield the blocks and timers of the bundle's input."""
-        for block in self.input.data:
-            if block.data:
-                data = wire.read(block.data)
-                yield _Elements.Data(instruction_id=instruction_id, transform_id=block.transform_id, data=data)
-        for timers in self.input.timers:
-            if timers.timers:
-                yield timers
+        yield from input_of(self.input, instruction_id)
 
     def output_stream(self, instruction_id: str, transform_id: str) -> BlockStream:
         """Return the stream for the output of one transform."""

@@ -186,16 +186,6 @@ def _graph(stages: Sequence[CountedStage]) -> Graph:
                 if stage.id in reader.reads_from
             ),
             side_inputs=tuple(SideInput("", w, _edge(w, stage.id)) for w in stage.waits_for),
-            timers=(),
-            is_stateful=False,
-            is_splittable=False,
-            is_unbounded=False,
-            can_cut_elements=False,
-            is_sink=False,
-            sorts_its_bundle=False,
-            sorts_blocks=False,
-            transforms=(),
-            residual_reads={},
         )
         for stage in stages
     )

@@ -47,6 +47,8 @@ from luminosity.inference.handlers.text.tokens import texts_of, token_counts
 
 __all__ = ["TextGenerator"]
 _LOGGER = logging.getLogger(__name__)
+
+_WARNED = set[str]()  # models, of which a process has few
 _SHOWN_TEXT = 1000  # characters of a cut answer in its error
 
 
@@ -164,7 +166,23 @@ class TextGenerator(GeneratingHandler["str | Messages"]):
         The content of a message is text: special tokens of the model in it, such as ``<|im_end|>``, end no message.
         """
         parts = [split(example) for example in rows(block)]
-        return with_arguments(self._prompts([prompt for prompt, _ in parts]), [own for _, own in parts])
+        prompts = self._prompts([prompt for prompt, _ in parts])
+        self._warn_of_cut(prompts)
+        return with_arguments(prompts, [own for _, own in parts])
+
+    def _warn_of_cut(self, prompts: Any) -> None:
+        """Say once in a process that prompts are as long as the model takes: what was longer has lost its beginning."""
+        limit = self.tokenizer.limit
+        if limit is None or self.model_id in _WARNED:
+            return
+        if long := int(np.count_nonzero(token_counts(prompts) >= limit)):
+            _WARNED.add(self.model_id)
+            _LOGGER.warning(
+                "found %d prompt(s) in one batch that fill all %d tokens that %r takes; a longer prompt loses its "
+                "beginning, and with it perhaps its instructions: make prompts shorter, or take a model with a longer "
+                "context. This is said once for each process",
+                *(long, limit, self.model_id),
+            )
 
     def _prompts(self, examples: list[Any]) -> Any:
         chats = [not isinstance(example, str) for example in examples]
