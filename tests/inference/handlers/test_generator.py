@@ -63,7 +63,7 @@ def test_a_batch_says_what_each_prompt_alone_does(path: str) -> None:
 def test_a_prompt_that_fills_what_the_model_takes_is_told_once(
     path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("luminosity.inference.handlers.text.generator._WARNED", set[str]())
+    monkeypatch.setattr("luminosity.inference.handlers.text.generator._WARNED", set[str | None]())
     handler = TextGenerator(path, device="CPU", max_length=8, max_new_tokens=3)
     handler.prepare(["one two", "three"])
     assert "loses its beginning" not in caplog.text

@@ -48,7 +48,7 @@ from luminosity.inference.handlers.text.tokens import texts_of, token_counts
 __all__ = ["TextGenerator"]
 _LOGGER = logging.getLogger(__name__)
 
-_WARNED = set[str]()  # models, of which a process has few
+_WARNED = set[str | None]()  # models, of which a process has few
 _SHOWN_TEXT = 1000  # characters of a cut answer in its error
 
 
